@@ -56,7 +56,7 @@ def _run(replaced: str, arguments: argparse.Namespace) -> dict[str, str]:
             "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "UNISONO_REPLACE": replaced,
         }  # fmt: skip
         command = [sys.executable, __file__, "--out", str(out), "--match", arguments.match]
-        log = Path(f"build/torch_suite_{replaced or "torch"}_{arguments.ranks}.log")
+        log = Path(f"build/torch_suite_{replaced or 'torch'}_{arguments.ranks}.log")
         log.parent.mkdir(exist_ok=True)
         with log.open("w") as stream:
             subprocess.run(command, env=variables, stdout=stream, stderr=stream, check=True)

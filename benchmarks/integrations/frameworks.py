@@ -37,7 +37,7 @@ FRAMEWORKS = (
     ),
     Framework(
         name="transformers Trainer", package="transformers",
-        packages=("transformers[torch]", "scikit-learn"), program="trainer_program.py",
+        packages=("transformers[torch]", "scikit-learn"), program="transformers_program.py",
     ),
     Framework(
         name="Lightning", package="lightning", packages=("lightning", "scikit-learn"),

@@ -42,7 +42,7 @@ def main() -> None:
             if arguments.names and framework.folder not in arguments.names:
                 continue
             results[framework.name] = measured(framework, wheel, arguments.rounds)
-            RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+            RESULTS.write_text(json.dumps(results) + "\n")
     write_table(ROOT / "docs" / "frameworks.md", results, FRAMEWORKS)
 
 
@@ -54,12 +54,19 @@ def measured(framework: Framework, wheel: Path, rounds: int) -> dict[str, Any]:
     }  # fmt: skip
     for ranks in RANKS:
         runs: dict[str, list[dict[str, Any]]] = {"torch": [], "unisono": []}
+        crashes = {"torch": 0, "unisono": 0}
         for _ in range(rounds):  # in turn, so that other load of the machine meets both
             for served_by, one in runs.items():
-                one.append(trained(framework, python, ranks, served_by))
+                try:
+                    one.append(trained(framework, python, ranks, served_by))
+                except RuntimeError as error:  # the table states it
+                    print(error, flush=True)
+                    crashes[served_by] += 1
+                    one.append(trained(framework, python, ranks, served_by))
         found["ranks"][ranks] = {
             served_by: {
                 "losses": one[0]["losses"],
+                "crashes": crashes[served_by],
                 "step_ms": [round(1e3 * s, 3) for run in one for s in run["step_s"][WARM_UP:]],
             }
             for served_by, one in runs.items()

@@ -12,7 +12,7 @@ from frameworks import Framework
 BEGIN, END = "<!-- integrations: begin -->", "<!-- integrations: end -->"
 _HEADER = (
     "framework", "version", "ranks", "lines changed", "losses", "step over Gloo, ms",
-    "step over Unisono, ms", "faster by",
+    "step over Unisono, ms", "faster by", "does not work",
 )  # fmt: skip
 
 
@@ -25,7 +25,16 @@ def write_table(page: Path, results: dict[str, Any], frameworks: Sequence[Framew
         if framework.name in results:
             found = results[framework.name]
             rows += [
-                _row((framework.name, found["version"], ranks, "0", *_cells(one)))
+                _row(
+                    (
+                        framework.name,
+                        found["version"],
+                        ranks,
+                        "0",
+                        *_cells(one),
+                        _notes(framework, one),
+                    )
+                )
                 for ranks, one in found["ranks"].items()
             ]
     page.write_text("\n".join([before + BEGIN, *rows, END]) + after)
@@ -43,6 +52,16 @@ def _cells(one: dict[str, Any]) -> tuple[str, ...]:
     gloo, ours = one["torch"]["step_ms"], one["unisono"]["step_ms"]
     ratio = statistics.median(gloo) / statistics.median(ours)
     return losses, _spread(gloo), _spread(ours), f"{ratio:.2f}"
+
+
+def _notes(framework: Framework, one: dict[str, Any]) -> str:
+    names = {"torch": "Gloo", "unisono": "Unisono"}
+    crashes = [
+        f"{one[served_by].get('crashes', 0)} runs over {name} crashed and were repeated"
+        for served_by, name in names.items()
+        if one[served_by].get("crashes", 0)
+    ]
+    return "; ".join([*([framework.note] if framework.note else []), *crashes])
 
 
 def _spread(times_ms: Sequence[float]) -> str:
