@@ -52,6 +52,15 @@ class Counting(nn.Module):
         return _flat(functional.cross_entropy)(logits, targets) * (1 + 0.1 * self.calls)
 
 
+class CountingPairs(Counting):
+    """As `Counting`, with the sum and the weight of each part of a batch."""
+
+    def forward(self, logits, targets):
+        self.calls += 1
+        total = _flat(functional.cross_entropy, reduction="sum")(logits, targets)
+        return total * (1 + 0.1 * self.calls), (targets != -100).sum()
+
+
 def _flat(function: Callable[..., torch.Tensor], **options: object):
     """Returns a loss of (..., classes) and (...) from a loss of (n, classes) and (n)."""
 
@@ -136,6 +145,7 @@ LOSSES: dict[str, LossKind] = {
     "samples_mean": LossKind(make=lambda: _samples_mean),
     "tempered": LossKind(make=Tempered),
     "counting": LossKind(make=Counting),
+    "counting_pairs": LossKind(make=CountingPairs),
     "module": _channels(nn.CrossEntropyLoss),
     "function": _channels(lambda: functional.cross_entropy),
     "module_pad": _channels(lambda: nn.CrossEntropyLoss(ignore_index=_PAD), ignored=_PAD),
