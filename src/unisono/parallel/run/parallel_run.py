@@ -83,16 +83,14 @@ class ParallelRun:
         """Number of steps so far."""
         self.step_s: list[float] = []
         """Seconds of each step."""
-        loss_state = LossState(loss, [stage for _, stage in stages])
-        self._context = PassContext(stages, loss_state.modules, is_pipeline=mesh.layout.pp > 1)
+        modules = [stage for _, stage in stages]
+        kept = LossState(loss, modules)
+        self._context = PassContext(stages, kept.modules, is_pipeline=mesh.layout.pp > 1)
         self._loss = BatchLoss(loss, is_balanced=is_balanced, cut=1 + (mesh.layout.cp > 1))
         self._agreement, self._checks, self._end = StepAgreement(), checks, RunEnd(mesh)
         self._uses = ParameterUses(names, sets, mesh, calls)
         self._groups = groups
-        modules = [stage for _, stage in stages]
-        self._checkpoints = RunCheckpoints(
-            sets, frozen, modules, optimizer, groups, mesh, loss_state
-        )
+        self._checkpoints = RunCheckpoints(sets, frozen, modules, optimizer, groups, mesh, kept)
         self._sent_before: dict[str, int] = {}
         self._part: BatchPart | None = None
         self.clock, self._failure = StageClock(), StepFailure(mesh.layout, stages)
@@ -224,9 +222,8 @@ class ParallelRun:
 
         The checkpoint holds weights, buffers, optimizer states, the hyperparameters of the
         optimizer's groups (such as the learning rate), the buffers that the loss has written and
-        the number of steps. An earlier
-        checkpoint in the folder stays readable until the new checkpoint is complete. Raises
-        `PeerLostError` with the number of a rank that died.
+        the number of steps. An earlier checkpoint in the folder stays readable until the new
+        checkpoint is complete. Raises `PeerLostError` with the number of a rank that died.
         """
         self._end.require_usable()
         self._checkpoints.save(Path(folder), self.steps)
@@ -320,10 +317,8 @@ class ParallelRun:
         assert self._part is not None
         return StepSize(
             microbatches=tuple(
-                MicrobatchSize(
-                    tokens=len(inputs) * math.prod(targets.shape[1:]), samples=len(inputs)
-                )
-                for inputs, targets in zip(self._part.inputs, self._part.targets, strict=True)
+                MicrobatchSize(tokens=len(x) * math.prod(y.shape[1:]), samples=len(x))
+                for x, y in zip(self._part.inputs, self._part.targets, strict=True)
             ),
             item_bytes=self._item_bytes(),
             parts=self._part.microbatches(),
