@@ -49,17 +49,25 @@ def make_batches(case: Case) -> list[Batch]:
     return [_batch(case, samples, length, generator) for samples, length in case.batches]
 
 
+def _height(length: int) -> int:
+    """Returns the height of images, which is odd for an odd length."""
+    return 2 + length % 2
+
+
 def _batch(case: Case, samples: int, length: int, generator: torch.Generator) -> Batch:
     has_tokens = "tokens" in case.inputs or case.container == "decoder"
     if has_tokens:
         inputs = torch.randint(0, VOCABULARY, (samples, length), generator=generator)
     else:
         features = case.width if case.inputs == "raw" else FEATURES
-        shape = {"vectors": (samples, features), "images": (samples, features, 2, length)}
+        shape = {
+            "vectors": (samples, features),
+            "images": (samples, features, _height(length), length),
+        }
         inputs = torch.randn(
             shape.get(case.inputs, (samples, length, features)), generator=generator
         )
-    positions = {"vectors": (), "images": (2 * length,)}.get(case.inputs, (length,))
+    positions = {"vectors": (), "images": (_height(length) * length,)}.get(case.inputs, (length,))
     places = (
         (samples,)
         if case.head == "pooled" and case.container != "decoder"

@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from random_models.batches import IGNORED_PARTS
 from random_models.blocks import BLOCKS
 from random_models.case import Case
+from random_models.expected_refusals import refusal_reasons
 from random_models.habits import HABITS
 from random_models.losses import LOSSES
 from random_models.models import CONTAINERS, HEADS, STEMS
 from random_models.optimizers import OPTIMIZERS
 from random_models.plain_blocks import PLAIN_BLOCKS
+from random_models.written_blocks import WRITTEN_BLOCKS
 
 _ORDINARY = ("linear", "linear_pair", "residual_mlp", "layer_norm", "tanh", "mlp", "attention")
 _DECODER_LOSSES = ("cross_entropy", "decoder_cross_entropy", "flat", "flat_pad", "shifted")
@@ -20,10 +22,30 @@ _SCHEDULES = ("1f1b", "gpipe", "interleaved", "zb1p", "zbv", "dualpipev")
 _DIVIDED_BY_MODULES = ("attention", "feed_forward", "experts", "layout_dropout")
 
 
+_TRIES = 150
+_REFUSED = 0.02
+"""Part of the drawn cases with a reason to be refused that are kept."""
+
+
 def draw_case(seed: int) -> Case:
-    """Returns the case of a seed."""
+    """Returns the case of a seed. Most cases that will probably be refused are drawn again."""
     draw = random.Random(seed)
-    ranks = draw.choice((2, 2, 2, 4, 4, 1))
+    ranks = draw.choice((2, 2, 2, 3, 4, 4, 1))
+    case = _draw_case(draw, ranks)
+    axes = _axes(case)
+    for _ in range(_TRIES):  # with the axes of the first case, which are refused differently often
+        if _axes(case) == axes and (not any(refusal_reasons(case)) or draw.random() < _REFUSED):
+            break
+        case = _draw_case(draw, ranks)
+    return case
+
+
+def _axes(case: Case) -> set[str]:
+    """Returns the axes of a layout with several ranks."""
+    return {part for part in case.layout.split(",") if part[:3] in ("dp=", "tp=", "pp=", "cp=")}
+
+
+def _draw_case(draw: random.Random, ranks: int) -> Case:
     is_decoder = draw.random() < 0.2
     inputs = draw.choice(("tokens", "padded_tokens") if is_decoder else tuple(STEMS))
     blocks = _draw_blocks(draw, has_positions=inputs != "vectors" or is_decoder)
@@ -75,8 +97,10 @@ def _draw_blocks(draw: random.Random, *, has_positions: bool) -> tuple[str, ...]
     known = [name for name, each in BLOCKS.items() if has_positions or not each.needs_positions]
     ordinary = [name for name in _ORDINARY if name in known]
     usual = [name for name in PLAIN_BLOCKS if name in known]
+    written = [name for name in WRITTEN_BLOCKS if name in known]
     count = draw.choice((1, 2, 2, 3, 4))
-    return tuple(draw.choice(draw.choice((ordinary, ordinary, usual, known))) for _ in range(count))
+    kinds = (ordinary, usual, written, known, known)
+    return tuple(draw.choice(draw.choice(kinds)) for _ in range(count))
 
 
 def _draw_layout(draw: random.Random, ranks: int, *, divisible: bool) -> str:
@@ -106,7 +130,9 @@ def _draw_layout(draw: random.Random, ranks: int, *, divisible: bool) -> str:
 
 def _draw_microbatches(draw: random.Random, layout: str) -> int:
     if "dualpipev" in layout:
-        return 4 if "pp=2" in layout else 8
+        return 2 * next(size for size in (2, 3, 4) if f"pp={size}" in layout)
+    if "pp=3" in layout:
+        return draw.choice((3, 6))
     return draw.choice((2, 2, 4)) if "pp" in layout else draw.choice((1, 1, 2, 3))
 
 
@@ -127,7 +153,8 @@ def _draw_loss(draw: random.Random, head: str, is_decoder: bool) -> str:
 
 def _draw_batches(draw: random.Random, microbatches: int) -> tuple[tuple[int, int], ...]:
     """Mostly batches of one shape; at times of several lengths, or of odd numbers of samples."""
-    samples, length = 8 * draw.choice((1, 1, 2)), draw.choice((4, 4, 6, 8, 5))
+    unit = 12 if microbatches % 3 == 0 else 8
+    samples, length = unit * draw.choice((1, 1, 2)), draw.choice((4, 4, 6, 8, 5))
     steps = draw.choice((2, 3, 3, 4))
     kind = draw.random()
     if kind < 0.6:
@@ -135,7 +162,7 @@ def _draw_batches(draw: random.Random, microbatches: int) -> tuple[tuple[int, in
     if kind < 0.8:
         return tuple((samples, draw.choice((4, 6, 8, 3))) for _ in range(steps))
     if kind < 0.9:
-        return tuple((draw.choice((8, 16, 24)), length) for _ in range(steps))
+        return tuple((unit * draw.choice((1, 2, 3)), length) for _ in range(steps))
     return tuple((draw.randint(max(1, microbatches - 1), 9), length) for _ in range(steps))
 
 

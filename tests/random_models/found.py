@@ -82,6 +82,7 @@ FOUND: dict[str, Case] = {
     "mask": Case(**_DP, loss="mask_mean", ignored="some"),
     "mean over samples": Case(**_DP, loss="samples_mean", ignored="some"),
     "loss that counts": Case(**_DP, loss="counting"),
+    "loss that counts its parts": Case(**_DP, loss="counting_pairs"),
     "loss that returns no scalar, in a pipeline": Case(**_PP, loss="vector"),
     "loss that returns a number, in a pipeline": Case(**_PP, loss="plain_number"),
     "infinite logits in a part without targets": Case(**_DP, head="masked", ignored="half"),
@@ -91,6 +92,24 @@ FOUND: dict[str, Case] = {
     "no valid target at all": Case(layout="dp=2", ignored="sample", batches=((1, 4),)),
     "autocast with zero": Case(**_ZERO, autocast=True),
     "autocast with 2d": Case(**_GRID, autocast=True),
+    "rank without samples": Case(
+        layout="dp=4", blocks=("instance_norm", "experts"), batches=((3, 4), (3, 4))
+    ),
+    "experts behind images": Case(layout="dp=2", inputs="images", blocks=("experts",)),
+    # checkpoints
+    "resumed loss that counts": Case(resumed="zero=2", loss="counting", batches=((8, 4),) * 4),
+    "resumed loss whose module counts": Case(
+        resumed="zero=2", loss="counting", container="tuple_result", batches=((8, 4),) * 4
+    ),
+    "resumed without elements on a rank": Case(
+        layout="tp=4", resumed="tp=4", blocks=("linear_pair",)
+    ),
+    "tied parameter of two stages of a rank, with zero": Case(
+        layout="dp=2,pp=2,zero=2,schedule=zbv,vpp=2",
+        microbatches=2,
+        blocks=("mlp", "mlp"),
+        **_DECODER,
+    ),
     # programs
     "parameters collected before": Case(**_ZERO, habit="collect_first"),
     "parameters of the loss": Case(**_DP, loss="tempered", habit="train_loss"),

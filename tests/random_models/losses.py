@@ -52,6 +52,15 @@ class Counting(nn.Module):
         return _flat(functional.cross_entropy)(logits, targets) * (1 + 0.1 * self.calls)
 
 
+class CountingPairs(Counting):
+    """As `Counting`, with the sum and the weight of each part of a batch."""
+
+    def forward(self, logits, targets):
+        self.calls += 1
+        total = _flat(functional.cross_entropy, reduction="sum")(logits, targets)
+        return total * (1 + 0.1 * self.calls), (targets != -100).sum()
+
+
 def _flat(function: Callable[..., torch.Tensor], **options: object):
     """Returns a loss of (..., classes) and (...) from a loss of (n, classes) and (n)."""
 
@@ -105,6 +114,18 @@ def _logits(function):
     return loss
 
 
+def _with_penalty(logits, targets):
+    """A sum and its weight, of a cross entropy and of a penalty on large logits."""
+    each = functional.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="none")
+    valid = (targets.flatten() != -100).to(each.dtype)
+    penalty = logits.flatten(0, -2).square().mean(dim=-1)
+    return ((each + 0.1 * penalty) * valid).sum(), valid.sum()
+
+
+def _penalised_squares(x, y):
+    return functional.mse_loss(x, y) + 0.1 * functional.l1_loss(x, y)
+
+
 def _float(value: float) -> Callable[..., float]:
     return lambda x, y: float(functional.mse_loss(x, y)) + value
 
@@ -134,8 +155,10 @@ LOSSES: dict[str, LossKind] = {
     "shifted": LossKind(make=lambda: _shifted),
     "mask_mean": LossKind(make=lambda: _mask_mean, ignored=_PAD),
     "samples_mean": LossKind(make=lambda: _samples_mean),
+    "with_penalty": LossKind(make=lambda: _with_penalty),
     "tempered": LossKind(make=Tempered),
     "counting": LossKind(make=Counting),
+    "counting_pairs": LossKind(make=CountingPairs),
     "module": _channels(nn.CrossEntropyLoss),
     "function": _channels(lambda: functional.cross_entropy),
     "module_pad": _channels(lambda: nn.CrossEntropyLoss(ignore_index=_PAD), ignored=_PAD),
@@ -159,6 +182,7 @@ LOSSES: dict[str, LossKind] = {
     "written_mean": _floats(lambda: lambda x, y: ((x - y) ** 2).mean()),
     "written_sum": _floats(lambda: lambda x, y: ((x - y) ** 2).sum()),
     "sum_over_samples": _floats(lambda: lambda x, y: ((x - y) ** 2).sum() / len(x)),
+    "squares_and_penalty": _floats(lambda: _penalised_squares),
     "vector": _floats(lambda: lambda x, y: (x - y) ** 2),
     "plain_number": _floats(lambda: _float(0.0)),
     "bits": LossKind(make=nn.BCEWithLogitsLoss, targets="bits"),

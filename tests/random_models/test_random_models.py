@@ -17,6 +17,7 @@ import torch
 from random_models.blocks import BLOCKS
 from random_models.case import Case
 from random_models.draw import cases, draw_case
+from random_models.found import FOUND
 from random_models.judge import Verdict, compare, judge
 from random_models.outcome import Outcome
 from random_models.shrink import shrink
@@ -39,6 +40,23 @@ SEEDS = (2, 7, 11, 17, 31, 35, 40, 49, 55, 56)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_case_of_seed(seed):
     _require(seed, draw_case(seed))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("rank without samples", "equal"),
+        ("experts behind images", "equal"),
+        ("resumed loss that counts", "equal"),
+        ("resumed loss whose module counts", "equal"),
+        ("resumed without elements on a rank", "equal"),
+        ("tied parameter of two stages of a rank, with zero", "equal"),
+        ("loss that counts its parts", "refused"),
+    ],
+)
+def test_found_case(name, kind):
+    verdict = judge(FOUND[name])
+    assert verdict.kind == kind, verdict
 
 
 @pytest.mark.slow

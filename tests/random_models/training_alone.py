@@ -55,6 +55,8 @@ def train(case: Case, outcome: Outcome) -> None:
         _begin(model, step)
         with torch.autocast("cpu", torch.bfloat16, enabled=case.autocast):
             found = loss(model(inputs), targets)
+        if isinstance(found, tuple):  # sum and weight
+            found = found[0] / found[1]
         found.backward()  # also adds the gradients of the experts' balance losses
         balance = [each.auxiliary_loss for each in model.modules() if isinstance(each, Balanced)]
         outcome.losses.append(float(found.detach() + sum(balance)))

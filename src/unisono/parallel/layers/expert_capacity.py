@@ -29,19 +29,25 @@ def capacity_of(factor: float, *, length: int, top_k: int, experts: int) -> int:
 
 
 def within_capacity(
-    chosen: torch.Tensor, *, experts: int, capacity: int, mesh: TrainingMesh | None
+    chosen: torch.Tensor,
+    *,
+    experts: int,
+    capacity: int,
+    mesh: TrainingMesh | None = None,
+    length: int = 0,
 ) -> torch.Tensor:
     """Returns a mask: True for each choice that the chosen expert takes.
 
     Collective over `tp` and `cp`.
 
     `chosen`: the experts of this rank's tokens, (samples, positions, k), the shape of the result.
+    `length`: with a mesh, the positions that the ranks of `tp` have together.
 
     >>> chosen = torch.tensor([[[0], [1], [0], [0]]])
-    >>> within_capacity(chosen, experts=2, capacity=2, mesh=None).flatten().tolist()
+    >>> within_capacity(chosen, experts=2, capacity=2).flatten().tolist()
     [True, True, True, False]
     """
-    whole = chosen if mesh is None else _whole_sequences(chosen, mesh)
+    whole = chosen if mesh is None else _whole_sequences(chosen, mesh, length)
     flat = functional.one_hot(whole.flatten(1), experts)  # (samples, choices in order, experts)
     before = (flat.cumsum(1) - flat).gather(2, whole.flatten(1).unsqueeze(-1))
     taken = (before.squeeze(-1) < capacity).view_as(whole)
@@ -50,11 +56,11 @@ def within_capacity(
     return taken[:, own_positions(mesh, length=whole.shape[1], is_divided=True)]
 
 
-def _whole_sequences(chosen: torch.Tensor, mesh: TrainingMesh) -> torch.Tensor:
+def _whole_sequences(chosen: torch.Tensor, mesh: TrainingMesh, length: int) -> torch.Tensor:
     """Returns the chosen experts of all positions, gathered from the ranks of `tp` and `cp`."""
     # Expert numbers are sent in the default float type, in which they are exact.
     numbers = chosen.to(torch.get_default_dtype())
-    found = gather_copies(numbers, mesh.group("tp"), dim=1, length=mesh.sequence)
+    found = gather_copies(numbers, mesh.group("tp"), dim=1, length=length)
     group = mesh.group("cp")
     if group is not None:
         parts = found.new_empty(mesh.layout.cp, *found.shape)

@@ -94,27 +94,36 @@ class MixtureOfExperts(nn.Module):
         weights, chosen = scores.topk(self.top_k)
         weights = weights / weights.sum(-1, keepdim=True)
         rows = own.reshape(-1, self.hidden)
-        found = self._routed(rows, weights.flatten(), chosen.flatten(), self._taken(chosen))
+        length = x.shape[SEQUENCE]
+        if mesh is not None and mesh.layout.sequence_parallel:  # x has a part of the positions
+            length = mesh.sequence
+        taken = self._taken(chosen, length)
+        found = self._routed(rows, weights.flatten(), chosen.flatten(), taken)
         if self.shared is not None:
             found = found + self.shared(rows, [len(rows)])
-        y = self._with_balance(found.view_as(own), scores, chosen)
+        y = self._with_balance(found.view_as(own), scores, chosen, length)
         return gather_copies(y, group, dim=SEQUENCE, length=x.shape[SEQUENCE])
 
-    @property
-    def _whole_length(self) -> int:
-        """Number of positions of a whole sequence, over all ranks of `cp`. Needs a mesh."""
-        assert self._mesh is not None
-        return self._mesh.sequence * self._mesh.layout.cp
+    def _whole(self, length: int) -> int:
+        """Returns the positions of a whole sequence, of which `tp` together has `length`."""
+        return length if self._mesh is None else length * self._mesh.layout.cp
 
-    def _taken(self, chosen: torch.Tensor) -> torch.Tensor | None:
-        """Returns a mask: True for each choice that the expert takes; None if all are taken."""
+    def _taken(self, chosen: torch.Tensor, length: int) -> torch.Tensor | None:
+        """Returns a mask: True for each choice that the expert takes; None if all are taken.
+
+        `length`: the positions that the ranks of `tp` have together.
+        """
         if self.capacity_factor is None:
             return None
-        length = chosen.shape[SEQUENCE] if self._mesh is None else self._whole_length
         capacity = capacity_of(
-            self.capacity_factor, length=length, top_k=self.top_k, experts=self.experts
+            self.capacity_factor,
+            length=self._whole(length),
+            top_k=self.top_k,
+            experts=self.experts,
         )
-        taken = within_capacity(chosen, experts=self.experts, capacity=capacity, mesh=self._mesh)
+        taken = within_capacity(
+            chosen, experts=self.experts, capacity=capacity, mesh=self._mesh, length=length
+        )
         self.dropped += int((~taken).sum())
         return taken.flatten()
 
@@ -139,12 +148,11 @@ class MixtureOfExperts(nn.Module):
         return torch.zeros_like(rows).index_add(0, sources, weighted.to(rows.dtype))
 
     def _with_balance(
-        self, y: torch.Tensor, scores: torch.Tensor, chosen: torch.Tensor
+        self, y: torch.Tensor, scores: torch.Tensor, chosen: torch.Tensor, length: int
     ) -> torch.Tensor:
         mesh = self._mesh
-        length = y.shape[SEQUENCE] if mesh is None else self._whole_length
         groups = [mesh.group(axis) for axis in ("tp", "cp")] if mesh else []
-        loss = balance_loss(scores, chosen, groups=groups, length=length)
+        loss = balance_loss(scores, chosen, groups=groups, length=self._whole(length))
         scale = 1 / len(y) if self.auxiliary_scale is None else self.auxiliary_scale
         loss = loss * (self.balance * scale)
         self.auxiliary_loss = self.auxiliary_loss + loss.detach()

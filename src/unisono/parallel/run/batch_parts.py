@@ -18,6 +18,8 @@ class BatchPart:
 
     inputs: tuple[torch.Tensor, ...]
     targets: tuple[torch.Tensor, ...]
+    """Has no elements for a microbatch of which this rank has no samples. The inputs then have one
+    sample, which does not count: many modules do not accept arrays without elements."""
     samples: tuple[int, ...]
     """Number of samples of each microbatch, over all ranks of `dp`."""
     first_samples: tuple[int, ...]
@@ -52,13 +54,14 @@ def divide_batch(
             (first + begin, size) for (first, _), (begin, size) in zip(spans, parts, strict=True)
         ]
 
-    def cut(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        parts = tuple(x[first : first + count] for first, count in own)
+    def cut(x: torch.Tensor, *, least: int) -> tuple[torch.Tensor, ...]:
+        # with `least` = 1, an empty part gets the first sample of the batch
+        parts = tuple(x[first : first + count] if count else x[:least] for first, count in own)
         return parts if layout.cp == 1 else tuple(_own_positions(part, mesh) for part in parts)
 
     return BatchPart(
-        inputs=cut(inputs),
-        targets=cut(targets),
+        inputs=cut(inputs, least=1),
+        targets=cut(targets, least=0),
         samples=tuple(count for _, count in spans),
         first_samples=tuple(first for first, _ in own),
     )

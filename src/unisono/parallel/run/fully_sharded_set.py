@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import distributed as dist
@@ -31,16 +31,18 @@ from unisono.parallel.run.sum_of_squares import sum_of_squares
 from unisono.parallel.training_mesh import TrainingMesh
 
 
-def shard_modules(root: nn.Module, mesh: TrainingMesh, order: CallOrder) -> list[GatheredModule]:
+def shard_modules(
+    root: nn.Module, mesh: TrainingMesh, order: CallOrder, kept: Collection[nn.Parameter] = ()
+) -> list[GatheredModule]:
     """Splits the parameters of a stage across their groups, separately for each gathered unit.
 
     Dense parameters are split across the group `shard`, and the experts of `ep` across
     `expert_shard`. Parameters stay whole if their group has one rank, if they have no dimensions or
-    elements, or if their type is not that of most elements of their module. Gradients of the others
-    are summed while backward runs. ZeRO-2 keeps the whole weights between forward and backward, and
-    ZeRO-3 gathers them again. In a pipeline, both keep the whole weights and gradients of a stage
-    during the step: the passes of a schedule that splits the backward pass need the gathered
-    parameters before they begin.
+    elements, if their type is not that of most elements of their module, or if they are `kept`.
+    Gradients of the others are summed while backward runs. ZeRO-2 keeps the whole weights between
+    forward and backward, and ZeRO-3 gathers them again. In a pipeline, both keep the whole weights
+    and gradients of a stage during the step: the passes of a schedule that splits the backward pass
+    need the gathered parameters before they begin.
 
     Returns the modules whose parameters are split; `order` notes their calls.
     """
@@ -48,7 +50,7 @@ def shard_modules(root: nn.Module, mesh: TrainingMesh, order: CallOrder) -> list
     whole = {
         each
         for each, name in names.items()
-        if mesh.group(name) is None or each.dim() == 0 or each.numel() == 0
+        if mesh.group(name) is None or each.dim() == 0 or each.numel() == 0 or each in kept
     }
     if len(whole) == len(names):
         return []

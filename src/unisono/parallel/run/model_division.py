@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -54,6 +54,7 @@ from unisono.parallel.run.tied_parameters import (
     Tie,
     find_ties,
     first_names,
+    held_twice,
     stages_of_parameters,
     tie_again,
     tie_groups,
@@ -128,9 +129,11 @@ def parallelize(
     every = all_stages(model, layout, example=example, microbatches=microbatches)
     own = stages_of_rank(layout, mesh.coordinates["pp"]) if layout.pp > 1 else [0]
     stages = [(number, every[number]) for number in own]
-    groups = tie_groups(stages_of_parameters(ties, every), mesh)
+    holders = stages_of_parameters(ties, every)
+    groups = tie_groups(holders, mesh)
+    twice = held_twice(holders, layout)
     calls = CallOrder()
-    sets, frozen, gathered = _divide_states(stages, mesh, ties, order, groups, calls)
+    sets, frozen, gathered = _divide_states(stages, mesh, ties, order, groups, calls, twice)
     gradient_hooks = on_all_ranks(lambda: GradientHooks(hooks, sets, mesh))
     held = [each for found in sets for each in found.held]
     built = on_all_ranks(lambda: build_optimizer(optimizer, named_optimizer, held, frozen, former))
@@ -255,18 +258,20 @@ def _divide_states(
     order: Mapping[str, int],
     groups: Mapping[str, Group],
     calls: CallOrder,
+    twice: Collection[str],
 ) -> tuple[Sequence[ParameterSet], Sequence[HeldParameter], Sequence[GatheredModule]]:
     """Divides parameters, gradients and optimizer states as the layout's ZeRO stage says.
 
-    Returns the sets of trained parameters, the frozen parameters, and the modules that gather
-    parameters.
+    `twice`: the parameters of several stages of one rank, which stay whole. Returns the sets of
+    trained parameters, the frozen parameters, and the modules that gather parameters.
     """
     held = _held(_named(stages, ties, order), groups)
     modules: list[GatheredModule] = []
     if mesh.layout.zero >= 2:
         blocks = {each.name: each for each in held}
+        whole = {each.values for each in held if each.name in twice}
         for _, stage in stages:
-            modules += shard_modules(stage, mesh, calls)
+            modules += shard_modules(stage, mesh, calls, whole)
         held = [
             replace(blocks[name], values=values) for name, values in _named(stages, ties, order)
         ]

@@ -15,6 +15,7 @@ from torch import nn
 from unisono.parallel.run.batch_loss import BatchLoss, Loss
 from unisono.parallel.run.batch_parts import BatchPart, divide_batch
 from unisono.parallel.run.gathered_module import CallOrder
+from unisono.parallel.run.loss_state import LossState
 from unisono.parallel.run.measured_schedule import measured_schedule
 from unisono.parallel.run.parameter_sets import HeldParameter, ParameterSet
 from unisono.parallel.run.parameter_uses import ParameterUses
@@ -82,13 +83,14 @@ class ParallelRun:
         """Number of steps so far."""
         self.step_s: list[float] = []
         """Seconds of each step."""
-        self._context = PassContext(stages, is_pipeline=mesh.layout.pp > 1)
+        modules = [stage for _, stage in stages]
+        kept = LossState(loss, modules)
+        self._context = PassContext(stages, kept.modules, is_pipeline=mesh.layout.pp > 1)
         self._loss = BatchLoss(loss, is_balanced=is_balanced, cut=1 + (mesh.layout.cp > 1))
         self._agreement, self._checks, self._end = StepAgreement(), checks, RunEnd(mesh)
         self._uses = ParameterUses(names, sets, mesh, calls)
         self._groups = groups
-        modules = [stage for _, stage in stages]
-        self._checkpoints = RunCheckpoints(sets, frozen, modules, optimizer, groups, mesh)
+        self._checkpoints = RunCheckpoints(sets, frozen, modules, optimizer, groups, mesh, kept)
         self._sent_before: dict[str, int] = {}
         self._part: BatchPart | None = None
         self.clock, self._failure = StageClock(), StepFailure(mesh.layout, stages)
@@ -219,9 +221,9 @@ class ParallelRun:
         """Writes a checkpoint that a run of any layout can load. Collective.
 
         The checkpoint holds weights, buffers, optimizer states, the hyperparameters of the
-        optimizer's groups (such as the learning rate) and the number of steps. An earlier
-        checkpoint in the folder stays readable until the new checkpoint is complete. Raises
-        `PeerLostError` with the number of a rank that died.
+        optimizer's groups (such as the learning rate), the buffers that the loss has written and
+        the number of steps. An earlier checkpoint in the folder stays readable until the new
+        checkpoint is complete. Raises `PeerLostError` with the number of a rank that died.
         """
         self._end.require_usable()
         self._checkpoints.save(Path(folder), self.steps)
@@ -315,8 +317,8 @@ class ParallelRun:
         assert self._part is not None
         return StepSize(
             microbatches=tuple(
-                MicrobatchSize(tokens=each.numel(), samples=len(each))
-                for each in self._part.targets
+                MicrobatchSize(tokens=len(x) * math.prod(y.shape[1:]), samples=len(x))
+                for x, y in zip(self._part.inputs, self._part.targets, strict=True)
             ),
             item_bytes=self._item_bytes(),
             parts=self._part.microbatches(),

@@ -18,16 +18,26 @@ from unisono.parallel.run.written_buffers import WrittenBuffers
 class PassContext:
     """The state that makes the passes of a microbatch equal those of one process."""
 
-    def __init__(self, stages: Sequence[tuple[int, nn.Module]], *, is_pipeline: bool) -> None:
-        """`is_pipeline`: the passes of several microbatches overlap."""
+    def __init__(
+        self,
+        stages: Sequence[tuple[int, nn.Module]],
+        loss: Sequence[tuple[str, nn.Module]],
+        *,
+        is_pipeline: bool,
+    ) -> None:
+        """`loss`: the modules of the loss, with names. `is_pipeline`: the passes of several
+        microbatches overlap."""
         modules = [each for _, stage in stages for each in stage.modules()]
         self.balanced = [each for each in modules if isinstance(each, Balanced)]
         """The modules with a balance loss."""
-        self.written = WrittenBuffers(stages, is_pipeline=is_pipeline)
+        roots = [("", stage) for _, stage in stages]
+        roots += [(f"loss.{name}" if name else "loss", module) for name, module in loss]
+        self.written = WrittenBuffers(roots, is_pipeline=is_pipeline)
         self.autocast = StepAutocast()
         self._place = BatchPlace()
         self._first_samples: Sequence[int] = ()
         self._samples: Sequence[int] = ()
+        self._balance_scales: Sequence[float] = ()
         for module in modules:
             if isinstance(module, LayoutDropout):
                 module.place = self._place
@@ -39,7 +49,7 @@ class PassContext:
         self.written.begin()
         for module in self.balanced:
             module.reset_auxiliary()
-            module.auxiliary_scale = 1 / samples
+        self._balance_scales = [1 / samples if len(each) else 0.0 for each in part.targets]
 
     def forward(self, number: int) -> AbstractContextManager[None]:
         """Prepares the forward pass of a microbatch, and returns its context."""
@@ -59,6 +69,9 @@ class PassContext:
             yield
 
     def _enter(self, number: int) -> None:
-        """Sets the number of a pass's first sample, which determines dropout masks."""
+        """Sets the number of a pass's first sample, which determines dropout masks, and the factor
+        of balance losses, which is 0 for a sample that does not count."""
         self._place.first_sample = self._first_samples[number]
         self._place.samples = self._samples[number]
+        for module in self.balanced:
+            module.auxiliary_scale = self._balance_scales[number]

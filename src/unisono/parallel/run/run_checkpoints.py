@@ -24,6 +24,7 @@ from unisono.parallel.run.hyperparameters import (
     save_groups,
     set_values,
 )
+from unisono.parallel.run.loss_state import LossState
 from unisono.parallel.run.parameter_sets import HeldParameter, ParameterSet
 from unisono.parallel.run.run_state import (
     arrays_of,
@@ -49,17 +50,20 @@ class RunCheckpoints:
         optimizer: torch.optim.Optimizer,
         groups: Names,
         mesh: TrainingMesh,
+        loss: LossState,
     ) -> None:
         """`groups`: the names of the parameters of each group of the optimizer."""
         self._sets, self._frozen, self._modules = sets, frozen, modules
         self._optimizer, self._groups, self._mesh = optimizer, groups, mesh
+        self._loss = loss
 
     def save(self, folder: Path, steps: int) -> None:
         """Writes a checkpoint after this number of steps. Collective."""
         states = self._state_blocks()
         groups = save_groups(self._optimizer, self._groups)
         extra = {"steps": steps, "groups": groups, "kinds": self._kinds()}
-        save_blocks(folder, self._model_blocks() + states, extra=extra)
+        blocks = self._model_blocks() + self._loss.written()
+        save_blocks(folder, blocks + states, extra=extra)
 
     def load(self, folder: Path) -> int:
         """Loads the newest checkpoint of a folder; returns its number of steps. Collective.
@@ -79,7 +83,8 @@ class RunCheckpoints:
         self._divide_sets(checkpoint.extra["kinds"])
         self._forget_states(checkpoint)
         states = self._state_blocks()
-        checkpoint.load(self._model_blocks() + states)
+        blocks = self._model_blocks() + self._loss.saved(checkpoint.tensors)
+        checkpoint.load(blocks + states)
         for group, found in zip(self._optimizer.param_groups, values, strict=True):
             set_values(group, found)
         return int(checkpoint.extra["steps"])
@@ -106,7 +111,7 @@ class RunCheckpoints:
 
     def _model_problems(self, checkpoint: BlockCheckpoint) -> list[str]:
         """Returns what differs between the checkpoint and this model. Collective."""
-        model = self._model_blocks()
+        model = self._model_blocks() + self._loss.saved(checkpoint.tensors)
         held: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(held, [each.name for each in model])
         known = {name for names in held for name in names}

@@ -43,7 +43,7 @@ def state_blocks(
     """
     found: list[TensorBlock] = []
     for each in sets:
-        if each.spans:
+        if _is_flat(each):
             for held, span, place in _places(each):
                 found += _span_states(held, span, place, optimizer)
         else:
@@ -53,9 +53,15 @@ def state_blocks(
 
 def arrays_of(parameters: ParameterSet) -> list[tuple[HeldParameter, nn.Parameter]]:
     """Returns each parameter of a set with each array of the optimizer that has its elements."""
-    if parameters.spans:
+    if _is_flat(parameters):
         return [(held, span.weights) for held, span, _ in _places(parameters)]
     return list(zip(parameters.held, parameters.trained, strict=True))
+
+
+def _is_flat(parameters: ParameterSet) -> bool:
+    """Returns True if the optimizer has spans of a flat array, of which a set without elements has
+    none."""
+    return bool(parameters.spans) or not parameters.trained
 
 
 def _places(parameters: ParameterSet) -> Iterator[tuple[HeldParameter, FlatSpan, int]]:

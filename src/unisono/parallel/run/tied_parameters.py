@@ -10,6 +10,7 @@ from torch import nn
 from unisono.parallel.data_parallelism.parameter_block import block_of
 from unisono.parallel.run.model_stages import stages_of_rank
 from unisono.parallel.training_mesh import TrainingMesh
+from unisono.planner import Layout
 
 Tie = tuple[str, ...]
 """All names of one parameter, in the model's order. The first name identifies the parameter."""
@@ -70,15 +71,26 @@ def tie_groups(
 
     `holders`: the numbers of the stages that hold each parameter. The result has the same keys.
     """
-    place_of = {
-        stage: place
-        for place in range(mesh.layout.pp)
-        for stage in stages_of_rank(mesh.layout, place)
-    }
     shared = {
-        name: tuple(sorted({place_of[stage] for stage in stages}))
-        for name, stages in holders.items()
+        name: tuple(sorted(set(places))) for name, places in _places(holders, mesh.layout).items()
     }
     several = sorted({each for each in shared.values() if len(each) > 1})
     groups = {places: mesh.make_tie_group(places) for places in several}
     return {name: groups[places] for name, places in shared.items() if groups.get(places)}
+
+
+def held_twice(holders: Mapping[str, Sequence[int]], layout: Layout) -> set[str]:
+    """Returns the parameters that several stages of one rank hold, as the ends of a V do.
+
+    `holders`: the numbers of the stages that hold each parameter.
+    """
+    places = _places(holders, layout)
+    return {name for name, found in places.items() if len(set(found)) < len(found)}
+
+
+def _places(holders: Mapping[str, Sequence[int]], layout: Layout) -> dict[str, list[int]]:
+    """Returns the place in the pipeline of each stage that holds a parameter."""
+    place_of = {
+        stage: place for place in range(layout.pp) for stage in stages_of_rank(layout, place)
+    }
+    return {name: [place_of[stage] for stage in stages] for name, stages in holders.items()}

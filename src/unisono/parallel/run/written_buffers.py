@@ -12,6 +12,8 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from unisono.torch_backend import is_spectral_norm, version_of
 
 _Buffers = dict[str, torch.Tensor | None]
+BufferState = tuple[torch.Tensor | None, int]
+"""A buffer and its version."""
 
 
 class WrittenBuffers:
@@ -23,12 +25,13 @@ class WrittenBuffers:
     same vectors, so that a step updates them once, as in one process.
     """
 
-    def __init__(self, stages: Sequence[tuple[int, nn.Module]], *, is_pipeline: bool) -> None:
-        """`is_pipeline`: the passes of several microbatches overlap."""
+    def __init__(self, roots: Sequence[tuple[str, nn.Module]], *, is_pipeline: bool) -> None:
+        """`roots`: the modules that passes call, each after the prefix of the names inside it.
+        `is_pipeline`: the passes of several microbatches overlap."""
         self._slots: list[tuple[str, _Buffers, str]] = []
         self._norms: list[tuple[_Buffers, str]] = []
-        for _, stage in stages:
-            for name, module in stage.named_modules():
+        for start, root in roots:
+            for name, module in root.named_modules(prefix=start):
                 norms = set() if is_pipeline else _norm_buffers(module)
                 for key in module._buffers:
                     if key in norms:
@@ -38,12 +41,12 @@ class WrittenBuffers:
                         self._slots.append((found, module._buffers, key))
         self.has_norms = bool(self._norms)
         """True if each pass changes vectors of spectral norms."""
-        self._before: list[tuple[torch.Tensor | None, int]] = []
+        self._before: list[BufferState] = []
         self._vectors: list[torch.Tensor | None] = []
 
     def begin(self) -> None:
         """Notes the state of the buffers before the first forward pass of a step."""
-        self._before = [_state(buffers.get(key)) for _, buffers, key in self._slots]
+        self._before = [buffer_state(buffers.get(key)) for _, buffers, key in self._slots]
         found = self._norm_vectors()
         self._vectors = [None if each is None else each.clone() for each in found]
 
@@ -78,9 +81,8 @@ class WrittenBuffers:
         if parts * stages == 1:
             return None
         division = f"batch into {parts} parts" if parts > 1 else f"model into {stages} stages"
-        for (name, buffers, key), (before, version) in zip(self._slots, self._before, strict=False):
-            now, its_version = _state(buffers.get(key))
-            if now is not before or its_version != version:
+        for (name, buffers, key), before in zip(self._slots, self._before, strict=False):
+            if is_written(buffers.get(key), before):
                 return ValueError(
                     f"{name}: the forward pass writes this buffer, which would depend on the "
                     f"division of the {division}; write it between steps, under "
@@ -97,5 +99,12 @@ def _norm_buffers(module: nn.Module) -> set[str]:
     return {f"{hook.name}_{vector}" for hook in hooks for vector in ("u", "v")}
 
 
-def _state(tensor: torch.Tensor | None) -> tuple[torch.Tensor | None, int]:
+def is_written(buffer: torch.Tensor | None, before: BufferState) -> bool:
+    """Returns True if a program has written a buffer, or has replaced it."""
+    tensor, version = buffer_state(buffer)
+    return tensor is not before[0] or version != before[1]
+
+
+def buffer_state(tensor: torch.Tensor | None) -> BufferState:
+    """Returns what `is_written` compares."""
     return tensor, 0 if tensor is None else version_of(tensor)
