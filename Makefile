@@ -92,7 +92,7 @@ $(BIN)/python:
 
 $(READY): pyproject.toml CMakeLists.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=24"
-	$(BIN)/python -m pip install --quiet "scikit-build-core>=0.10" "nanobind>=2.4" "numpy>=2" "ninja>=1.11" "cmake>=3.25"
+	$(BIN)/python -m pip install --quiet "scikit-build-core>=0.11" "nanobind>=2.4" "numpy>=2" "ninja>=1.11" "cmake>=3.25"
 	$(BIN)/python -m pip install --quiet --no-build-isolation -C build-dir=$(CPP_BUILD) \
 	  -C cmake.define.UNISONO_TESTS=ON -e '.[train,plot,peers,dev]'
 # At each import, scikit-build-core rebuilds the core with the `cmake` of the PATH. A machine may have none.
