@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from unisono.extras import with_cure
+
 __all__ = [
     "BACKEND_NAME",
     "Options",
@@ -218,7 +220,8 @@ def _autoload() -> None:
         register()
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name == "torch":
-            raise  # torch is not installed, so this is a direct import, which must fail
+            # torch is not installed, so this is a direct import, which must fail
+            raise with_cure(error, __name__) from None
         logging.getLogger(__name__).warning("could not register with torch", exc_info=True)
 
 
