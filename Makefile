@@ -7,11 +7,12 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 JOBS ?= 2
 FUZZ_S ?= 60
+TORCH_VERSIONS ?= "==2.9.0" "==2.13.*" ">=2.9"
 # pip builds the extension in this folder, so that the C++ tests do not compile the core again.
 CPP_BUILD := build/dev
 CPP_FILES = $(shell find csrc -name '*.cc' -o -name '*.h')
 
-.PHONY: demo test check format fix lint types imports unit optional cpp sanitize fuzz aarch64 bench soak clean help
+.PHONY: demo test check format fix lint types imports unit optional cpp sanitize fuzz aarch64 torch-versions bench soak clean help
 
 help:  ## list all targets
 	@grep -hE '^[a-z0-9]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -81,6 +82,9 @@ aarch64: $(READY)  ## run the C++ tests for aarch64 (Debian: g++-aarch64-linux-g
 	$(BIN)/cmake --build build/aarch64 --target cpp_tests -j $(JOBS)
 	$(BIN)/ctest --test-dir build/aarch64 --output-on-failure
 	@grep ^SKIPPED build/aarch64/Testing/Temporary/LastTest.log || true
+
+torch-versions: $(READY)  ## run the torch tests on other versions of torch (TORCH_VERSIONS; 7 GB each)
+	for version in $(TORCH_VERSIONS); do $(PYTHON) tests/torch_versions.py "$$version" || exit 1; done
 
 bench: $(READY)  ## measure the tables of benchmarks/RESULTS.md on one host (about an hour)
 	$(BIN)/python benchmarks/sweep.py

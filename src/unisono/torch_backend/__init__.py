@@ -10,7 +10,9 @@ this package registers the backend too, for environments that disable entry poin
 
 from __future__ import annotations
 
+import functools
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +26,8 @@ __all__ = [
 ]
 
 BACKEND_NAME = "unisono"
+_NEWEST_TESTED = (2, 13)
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,9 +210,24 @@ def unflatten(leaves: list[Any], structure: object) -> Any:
     return private.unflatten(leaves, structure)
 
 
+@functools.cache
+def _log_untested_torch() -> None:
+    """Logs once if this torch is newer than the newest version that all tests have passed on."""
+    import torch
+
+    found = re.match(r"(\d+)\.(\d+)", torch.__version__)
+    if found and (int(found[1]), int(found[2])) > _NEWEST_TESTED:
+        newest = ".".join(map(str, _NEWEST_TESTED))
+        _log.warning(
+            "torch %s is newer than torch %s, the newest version that Unisono is tested with",
+            torch.__version__, newest,
+        )  # fmt: skip
+
+
 def _create(options: Any, pg_options: Any = None) -> Any:
     from unisono.torch_backend.group_creation import create
 
+    _log_untested_torch()
     return create(options, pg_options)
 
 
@@ -222,7 +241,7 @@ def _autoload() -> None:
         if isinstance(error, ModuleNotFoundError) and error.name == "torch":
             # torch is not installed, so this is a direct import, which must fail
             raise with_cure(error, __name__) from None
-        logging.getLogger(__name__).warning("could not register with torch", exc_info=True)
+        _log.warning("could not register with torch", exc_info=True)
 
 
 _autoload()
