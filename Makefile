@@ -7,11 +7,12 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 JOBS ?= 2
 FUZZ_S ?= 60
+TORCH_VERSIONS ?= "==2.9.0" "==2.13.*" ">=2.9"
 # pip builds the extension in this folder, so that the C++ tests do not compile the core again.
 CPP_BUILD := build/dev
 CPP_FILES = $(shell find csrc -name '*.cc' -o -name '*.h')
 
-.PHONY: demo test check format fix lint types imports unit optional cpp sanitize fuzz aarch64 bench \
+.PHONY: demo test check format fix lint types imports unit optional cpp sanitize fuzz aarch64 torch-versions bench \
   integrations soak clean help
 
 help:  ## list all targets
@@ -83,6 +84,9 @@ aarch64: $(READY)  ## run the C++ tests for aarch64 (Debian: g++-aarch64-linux-g
 	$(BIN)/ctest --test-dir build/aarch64 --output-on-failure
 	@grep ^SKIPPED build/aarch64/Testing/Temporary/LastTest.log || true
 
+torch-versions: $(READY)  ## run the torch tests on other versions of torch (TORCH_VERSIONS; 7 GB each)
+	for version in $(TORCH_VERSIONS); do $(PYTHON) tests/torch_versions.py "$$version" || exit 1; done
+
 bench: $(READY)  ## measure the tables of benchmarks/RESULTS.md on one host (about an hour)
 	$(BIN)/python benchmarks/sweep.py
 
@@ -96,7 +100,7 @@ $(BIN)/python:
 
 $(READY): pyproject.toml CMakeLists.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=24"
-	$(BIN)/python -m pip install --quiet "scikit-build-core>=0.10" "nanobind>=2.4" "numpy>=2" "ninja>=1.11" "cmake>=3.25"
+	$(BIN)/python -m pip install --quiet "scikit-build-core>=0.11" "nanobind>=2.4" "numpy>=2" "ninja>=1.11" "cmake>=3.25"
 	$(BIN)/python -m pip install --quiet --no-build-isolation -C build-dir=$(CPP_BUILD) \
 	  -C cmake.define.UNISONO_TESTS=ON -e '.[train,plot,peers,dev]'
 # At each import, scikit-build-core rebuilds the core with the `cmake` of the PATH. A machine may have none.

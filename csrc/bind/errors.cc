@@ -96,6 +96,12 @@ void throw_error_of(const nb::python_error& raised) {
     throw Error(Fault::system, name_of(raised) + ": " + text);
 }
 
+void raise_late(const char* what, double limit_s) {
+    const std::string text = std::string(what) + " still under way: " + timeout_text(limit_s);
+    PyErr_SetString(PyExc_TimeoutError, text.c_str());
+    throw nb::python_error();
+}
+
 Interrupted python_signals() {
     return [] {
         const WithGil gil;

@@ -21,6 +21,10 @@ void register_errors(nanobind::module_& module);
 // `Exception`, such as KeyboardInterrupt, later returns to Python unchanged.
 [[noreturn]] void throw_error_of(const nanobind::python_error& raised);
 
+// Raises TimeoutError: `what` ("the call is") still under way after the limit of a wait, not of the
+// call.
+[[noreturn]] void raise_late(const char* what, double limit_s);
+
 // Returns a function that asks Python if a signal handler has raised an exception. The function
 // holds the GIL while it asks.
 [[nodiscard]] Interrupted python_signals();

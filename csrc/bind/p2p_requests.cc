@@ -2,8 +2,6 @@
 #include "bind/p2p_requests.h"
 
 #include <algorithm>
-#include <array>
-#include <cstdio>
 #include <string>
 #include <vector>
 
@@ -17,15 +15,6 @@ namespace {
 
 // Largest message that moves while the thread holds the GIL.
 constexpr uint64_t kMostWithGil = 64 << 10;
-constexpr const char* kLate = "the call is still under way after %g s (timeout)";
-
-[[noreturn]] void raise_late(const char* format, double timeout_s) {
-    std::array<char, 80> text;
-    std::snprintf(text.data(), text.size(), format, timeout_s);
-    PyErr_SetString(PyExc_TimeoutError, text.data());
-    throw nb::python_error();
-}
-
 double limit_of(const nb::object& timeout_s) {
     return timeout_s.is_none() ? -1 : std::max(0.0, nb::cast<double>(timeout_s));
 }
@@ -73,7 +62,7 @@ bool BoundRequest::wait_for(double limit_s) {
 
 nb::object BoundRequest::wait(const nb::object& timeout_s) {
     const double limit_s = limit_of(timeout_s);
-    if (!wait_for(limit_s)) raise_late(kLate, limit_s);
+    if (!wait_for(limit_s)) raise_late("the call is", limit_s);
     return result();
 }
 
@@ -146,7 +135,7 @@ nb::object wait_all(const nb::list& works, const nb::object& timeout_s) {
         BoundRequest& request = BoundRequest::of(work);
         const bool limited = limit_s >= 0 && !request.request.done();
         const double left_s = limited ? std::max(0.0, limit_s - deadline.elapsed_s()) : -1;
-        if (!request.wait_for(left_s)) raise_late(kLate, limit_s);
+        if (!request.wait_for(left_s)) raise_late("the call is", limit_s);
         results.append(request.result());
     }
     return results;
@@ -167,7 +156,7 @@ nb::object wait_any(const nb::list& works, const nb::object& timeout_s) {
         const WithoutGil release;
         return first.engine().wait_any(requests, first.timeout_s_, limit_s, python_signals());
     }();
-    if (!place) raise_late("all are still under way after %g s (timeout)", limit_s);
+    if (!place) raise_late("all are", limit_s);
     BoundRequest::of(works[*place]).release();
     return nb::int_(*place);
 }

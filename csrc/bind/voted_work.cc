@@ -78,12 +78,7 @@ void VotedWork::wait(nb::handle self, std::optional<double> timeout_s) {
         if (job_->done()) release_from_held(self);
         throw;
     }
-    if (!in_time) {
-        const std::string text =
-            "the call is still under way after " + std::to_string(*timeout_s) + " s (timeout)";
-        PyErr_SetString(PyExc_TimeoutError, text.c_str());
-        throw nb::python_error();
-    }
+    if (!in_time) raise_late("the call is", *timeout_s);
     release_from_held(self);
 }
 

@@ -65,8 +65,8 @@ void CallCheck::mismatch(uint64_t seq) {
 }
 
 std::string CallCheck::late(uint64_t seq, double timeout_s) const {
-    std::string text = "call #" + std::to_string(seq) + " " + call_text(own_, seq) + " " +
-                       timed_out(members_.rank(), timeout_s) + ":";
+    std::string text = "call #" + std::to_string(seq) + " " + call_text(own_, seq) + ": " +
+                       timeout_text(members_.rank(), timeout_s) + ":";
     bool named = false;
     for (uint32_t r = 0; r < members_.ranks(); ++r) {
         if (entered(r, seq)) continue;

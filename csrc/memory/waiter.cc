@@ -5,11 +5,14 @@
 
 namespace unisono {
 
-std::string timed_out(uint32_t rank, double timeout_s) {
+std::string timeout_text(double timeout_s) {
     std::array<char, 32> seconds;
     std::snprintf(seconds.data(), seconds.size(), "%.9g", timeout_s);
-    return "timed out on rank " + std::to_string(rank) + " after " + seconds.data() +
-           " s (timeout)";
+    return std::string("timeout after ") + seconds.data() + " s";
+}
+
+std::string timeout_text(uint32_t rank, double timeout_s) {
+    return timeout_text(timeout_s) + " on rank " + std::to_string(rank);
 }
 
 void Waiter::make_slow_checks(const Interrupted& interrupted) {

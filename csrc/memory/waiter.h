@@ -67,9 +67,12 @@ class Deadline {
     std::chrono::steady_clock::time_point started_{};
 };
 
-// Returns "timed out on rank 1 after 5 s (timeout)". Programs search for the word "timeout" and the
-// time.
-[[nodiscard]] std::string timed_out(uint32_t rank, double timeout_s);
+// Returns "timeout after 5 s on rank 1". A space must precede the text: programs search for "
+// timeout " with both spaces, as torch's own tests do, and for the time.
+[[nodiscard]] std::string timeout_text(uint32_t rank, double timeout_s);
+
+// Returns "timeout after 5 s".
+[[nodiscard]] std::string timeout_text(double timeout_s);
 
 // Returns true if a signal handler wants to end the call. Called about every 50 ms of a sleep.
 using Interrupted = std::function<bool()>;

@@ -325,9 +325,8 @@ std::string Engine::late(Requests requests, double timeout_s) const {
     const Message& m = first.message();
     std::string text = text_of(first);
     if (requests.size() > 1)
-        text =
-            "each of " + std::to_string(requests.size()) + " messages, the first a " + text + ",";
-    text += " " + timed_out(members_.rank(), timeout_s) +
+        text = "each of " + std::to_string(requests.size()) + " messages, the first a " + text;
+    text += ": " + timeout_text(members_.rank(), timeout_s) +
             (first.sends() ? ": it was not received" : ": nothing was sent");
     if (m.peer == kAnySource || requests.size() > 1) return text;
     text += "; rank " + std::to_string(m.peer) + ": " +

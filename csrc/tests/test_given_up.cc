@@ -213,7 +213,7 @@ void check_cycle(Report& report, Mapping mapping) {
         }
         expect(report, outcome_of([&] { receive(rank, data, next, 4, rank.rank == 0 ? 0.2 : 60); }),
                Fault::timeout,
-               "recv from rank 1 (10 bytes, tag 4) timed out on rank 0 after 0.2 s (timeout): "
+               "recv from rank 1 (10 bytes, tag 4): timeout after 0.2 s on rank 0: "
                "nothing was sent; rank 1: it has made no call yet, and it waits in recv from rank "
                "2; these ranks wait for each other: rank 0 in recv from rank 1, rank 1 in recv "
                "from rank 2, rank 2 in recv from rank 0",

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from unisono.extras import with_cure
+
 
 def lazy_names(package: str, names: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
     """Returns the `__getattr__` of a package (PEP 562). `names` lists the lazy names of each
@@ -23,7 +25,10 @@ def lazy_names(package: str, names: Mapping[str, Sequence[str]]) -> Callable[[st
     def get(name: str) -> Any:
         if name not in module_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(module_of[name]), name)
+        try:
+            value = getattr(importlib.import_module(module_of[name]), name)
+        except ModuleNotFoundError as error:
+            raise with_cure(error, f"{package}.{name}") from None
         setattr(sys.modules[package], name, value)
         return value
 

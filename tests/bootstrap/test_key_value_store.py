@@ -60,7 +60,7 @@ def test_remains_of_failed_attempts_are_ignored() -> None:
     # In the first attempt a rank was missing. In the second attempt, rank 0 was killed before the
     # other ranks arrived.
     failed = at_once(*[exchange(store, rank, 4, 20 if rank else 2) for rank in (0, 1, 2)])
-    all_are(failed, RendezvousError, "after 2 s (timeout) these ranks of 4 are missing: [3]")
+    all_are(failed, RendezvousError, ": timeout after 2 s: these ranks of 4 are missing: [3]")
     store.set("job/round", "of a rank 0 that was killed")
 
     def late() -> Any:
@@ -73,7 +73,7 @@ def test_remains_of_failed_attempts_are_ignored() -> None:
 
 def test_a_missing_rank_0_is_named() -> None:
     outcomes = at_once(exchange(Dictionary(), 1, 2, 0.2))
-    text = "rank 1 of 2: rank 0 did not reach the store within 0.2 s (timeout)"
+    text = "rank 1 of 2: rank 0 did not reach the store: timeout after 0.2 s"
     all_are(outcomes, RendezvousError, text)
 
 
@@ -128,7 +128,7 @@ def test_stores_of_torch_serve() -> None:
         calls = [exchange(store, rank, len(stores)) for rank, store in enumerate(stores)]
         assert at_once(*calls) == [texts(len(stores))] * len(stores)
     missing = at_once(exchange(dist.TCPStore("127.0.0.1", port, is_master=False), 0, 2, 0.5))
-    all_are(missing, RendezvousError, "after 0.5 s (timeout) these ranks of 2 are missing: [1]")
+    all_are(missing, RendezvousError, ": timeout after 0.5 s: these ranks of 2 are missing: [1]")
     del server
 
 

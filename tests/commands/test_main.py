@@ -187,7 +187,7 @@ def test_a_missing_package_is_named_in_one_line(
     assert code == 1
     assert errors == (
         f"unisono: UnsupportedError: unisono train {task} needs {name}, not installed here: "
-        "pip install 'unisono[train]'\n"
+        f"pip install 'unisono[{'train' if task == 'digits' else 'torch'}]'\n"
     )
 
 

@@ -150,8 +150,7 @@ def test_a_stopped_rank_is_named_with_its_last_call() -> None:
         for entry in ranks.wait_for("raised", [0, 1]):
             assert entry["error"] == "CollectiveTimeoutError"
             assert re.search(
-                r"call #2 all_reduce\(sum, float64\[5\]\) timed out on rank 0 "
-                r"after 1 s \(timeout\): "
+                r"call #2 all_reduce\(sum, float64\[5\]\): timeout after 1 s on rank 0: "
                 r"rank 2 has not arrived, its last call was broadcast\(int32\[7\], root=1\)$",
                 entry["text"],
             )

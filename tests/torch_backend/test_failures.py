@@ -110,7 +110,9 @@ def own_late_rank_is_named(world):
     dist.barrier(group)
     if world.rank == 0:
         group.set_timeout(timedelta(seconds=0.5))
-        with pytest.raises(CollectiveTimeoutError, match=r"after 0\.5 s \(timeout\): rank 1 "):
+        with pytest.raises(
+            CollectiveTimeoutError, match=r"timeout after 0\.5 s on rank 0: rank 1 "
+        ):
             dist.all_reduce(torch.ones(4), group=group)
     dist.barrier()
 
@@ -119,7 +121,7 @@ def own_late_sender_is_named(world):
     group = dist.new_group(timeout=timedelta(seconds=0.5))
     dist.barrier(group)
     if world.rank == 0:
-        late = r"recv from rank 1 .*after 0\.5 s \(timeout\): .*rank 1"
+        late = r"recv from rank 1 .*timeout after 0\.5 s on rank 0: .*rank 1"
         with pytest.raises(CollectiveTimeoutError, match=late):
             dist.recv(torch.ones(4), 1, group)
     dist.barrier()
@@ -136,9 +138,9 @@ def own_axes_have_the_timeout_of_the_default_group(world):
     dist.group.WORLD.set_timeout(usual)
     dist.barrier()
     if world.rank == 0:
-        with pytest.raises(CollectiveTimeoutError, match=r"after 3 s \(timeout\): rank 1 "):
+        with pytest.raises(CollectiveTimeoutError, match=r"timeout after 3 s on rank 0: rank 1 "):
             dist.all_reduce(torch.ones(4), group=mesh.group("dp"))
-        with pytest.raises(CollectiveTimeoutError, match=r"after 3 s \(timeout\): rank 1 "):
+        with pytest.raises(CollectiveTimeoutError, match=r"timeout after 3 s on rank 0: rank 1 "):
             transfer.begin(Job(operation="all_reduce", arrays=(torch.ones(4),))).wait(20)
     dist.barrier()  # rank 1 is late until here
     mesh.close()

@@ -103,8 +103,8 @@ class _Exchange:
         problem = ""
         if missing:
             problem = (
-                f"after {self._timeout_s:g} s (timeout) these ranks of {self._size} are missing: "
-                f"{missing}"
+                f"the bootstrap: timeout after {self._timeout_s:g} s: these ranks of {self._size} "
+                f"are missing: {missing}"
             )
         for one in entries:
             _, rank, size = _ENTRY.unpack_from(one)
@@ -148,9 +148,9 @@ class _Exchange:
     def _why_none_came(self, written_in: str) -> str:
         who = f"rank {self._rank} of {self._size}"
         if not written_in:
-            return f"{who}: rank 0 did not reach the store within {self._timeout_s:g} s (timeout)"
+            return f"{who}: rank 0 did not reach the store: timeout after {self._timeout_s:g} s"
         return (
-            f"{who}: not all ranks came within {self._timeout_s:g} s (timeout), or rank 0 expects "
+            f"{who}: not all ranks came: timeout after {self._timeout_s:g} s, or rank 0 expects "
             f"another number of ranks, or another process claims to be rank {self._rank}"
         )
 

@@ -190,5 +190,5 @@ def _part(link: MpiLink, members: Sequence[int], timeout_s: float) -> MpiLink:
     maker.join(timeout_s)
     if made and isinstance(made[0], MpiLink):
         return made[0]
-    reason = f"MPI: {made[0]}" if made else f"not all joined within {timeout_s:g} s (timeout)"
+    reason = f"MPI: {made[0]}" if made else f"not all joined: timeout after {timeout_s:g} s"
     raise RendezvousError(f"cannot form a group of world ranks {list(members)}: {reason}")

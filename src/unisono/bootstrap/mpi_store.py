@@ -54,7 +54,7 @@ class MpiStore:
                     _UNENDED.append(request)
                     raise RendezvousError(
                         f"rank {self.comm.rank} of {self.comm.size}: not all ranks that mpiexec "
-                        f"started came within {timeout_s:g} s (timeout)"
+                        f"started came: timeout after {timeout_s:g} s"
                     )
                 time.sleep(nap_s)
                 nap_s = min(2 * nap_s, _LAST_NAP_S)

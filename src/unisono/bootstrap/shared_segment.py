@@ -223,8 +223,8 @@ def _admit(
     if peer is None:
         tried = [_other_user(group_config, user) for user in sorted(other_users)]
         raise RendezvousError(
-            f"after {group_config.timeout_s:g} s (timeout) these ranks of {group_config.size} are "
-            f"missing: {names}" + "".join(f"; {text}" for text in tried)
+            f"{group_config.label}: timeout after {group_config.timeout_s:g} s: these ranks of "
+            f"{group_config.size} are missing: {names}" + "".join(f"; {text}" for text in tried)
         )
     if (hello := _read_hello(peer, group_config, other_users, deadline)) is None:
         return
@@ -315,7 +315,7 @@ def _follow(group_config: GroupConfig, open_group: OpenGroup) -> JoinedGroup:
         except TimeoutError:
             raise RendezvousError(
                 f"rank {group_config.name(group_config.rank)}: not all {group_config.size} ranks "
-                f"came within {group_config.timeout_s:g} s (timeout)"
+                f"came: timeout after {group_config.timeout_s:g} s"
             ) from None
         except OSError as error:
             raise RendezvousError(

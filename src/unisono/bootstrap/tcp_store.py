@@ -127,7 +127,7 @@ class TcpStore:
                     ) from error
                 if now > deadline:
                     raise RendezvousError(
-                        f"{who}: rank 0 did not listen within {timeout_s:g} s (timeout): {error}; "
+                        f"{who}: rank 0 did not listen: timeout after {timeout_s:g} s: {error}; "
                         "is the address of its host right, and does a firewall block the port?"
                         + self._address.warning()
                     ) from error
@@ -173,7 +173,7 @@ class TcpStore:
                 leader.sendall(tcp_store_frames.ADMITTED)
         except TimeoutError:
             raise RendezvousError(
-                f"{who}: not all ranks came within {timeout_s:g} s (timeout)"
+                f"{who}: not all ranks came: timeout after {timeout_s:g} s"
             ) from None
         except OSError as error:
             raise RendezvousError(f"{who}: rank 0 was lost during the bootstrap") from error

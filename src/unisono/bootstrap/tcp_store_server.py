@@ -161,7 +161,7 @@ class TcpStoreServer:
         try:
             while len(self._clients) < self._size - 1:
                 self._require_time(
-                    f"{self._address.text}: after {timeout_s:g} s (timeout) these ranks of "
+                    f"{self._address.text}: timeout after {timeout_s:g} s: these ranks of "
                     f"{self._size} are missing: "
                     f"{sorted(set(range(1, self._size)) - set(self._clients))}"
                     + (self._last_rejected or self._address.warning())

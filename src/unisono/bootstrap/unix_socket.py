@@ -67,9 +67,9 @@ def connect(group_config: GroupConfig, deadline: float) -> socket.socket:
             leader.close()
             if time.monotonic() > deadline:
                 raise RendezvousError(
-                    f"{group_config.label}: rank {group_config.name(0)} did not listen within "
-                    f"{group_config.timeout_s:g} s (timeout) at the rendezvous "
-                    f"{group_config.rendezvous!r}; are all ranks on one host?"
+                    f"{group_config.label}: rank {group_config.name(0)} did not listen at "
+                    f"the rendezvous {group_config.rendezvous!r}: timeout after "
+                    f"{group_config.timeout_s:g} s; are all ranks on one host?"
                 ) from None
             if time.monotonic() > check_at:
                 check_at += _USERS_S

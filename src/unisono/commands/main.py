@@ -20,6 +20,7 @@ from unisono.commands.topo import topo
 from unisono.commands.trace import app as trace_app
 from unisono.commands.tune import tune
 from unisono.errors import UnisonoError
+from unisono.extras import with_cure
 
 app = typer.Typer(
     name="unisono",
@@ -104,6 +105,10 @@ def main() -> None:
         code = app(prog_name="unisono", standalone_mode=False)
     except UnisonoError as error:
         code = _told(f"unisono: {type(error).__name__}: {error}", 1)
+    except ModuleNotFoundError as error:
+        if (cured := with_cure(error, "this command")) is error:
+            raise  # a defect
+        code = _told(f"unisono: {cured}", 1)
     except OSError as error:  # such as a full disk
         code = _told(f"unisono: {error}", 1)
     except typer.Abort:

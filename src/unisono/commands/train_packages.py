@@ -14,7 +14,8 @@ def require_packages(task: str) -> None:
     needed = ("torch", "sklearn") if task == "digits" else ("torch",)
     missing = [_PIP_NAMES[name] for name in needed if importlib.util.find_spec(name) is None]
     if missing:
+        extra = "train" if "sklearn" in needed else "torch"
         raise UnsupportedError(
             f"unisono train {task} needs {' and '.join(missing)}, not installed here: "
-            "pip install 'unisono[train]'"
+            f"pip install 'unisono[{extra}]'"
         )

@@ -161,7 +161,7 @@ def probe(
     limit_s = -1.0 if timeout_s is None else max(0.0, timeout_s)
     found = _probe(self._engine, src, tag, True, limit_s)
     if found is None:
-        raise TimeoutError(f"no such message arrived within {timeout_s:g} s (timeout)")
+        raise TimeoutError(f"no such message arrived: timeout after {timeout_s:g} s")
     return found
 
 

@@ -83,7 +83,7 @@ class Work(ABC):
         """
         # For the native wait, a negative timeout means no limit.
         if not self._wait_native(None if timeout_s is None else max(0.0, timeout_s)):
-            raise TimeoutError(f"the call is still under way after {timeout_s:g} s (timeout)")
+            raise TimeoutError(f"the call is still under way: timeout after {timeout_s:g} s")
         if self._lock is not None:
             with self._lock:  # if two threads wait, only one completes the result
                 self._finish_once()
@@ -169,7 +169,7 @@ def _poll_for_any(works: Sequence[Work], timeout_s: float | None) -> int:
                 return place
         waited_s = time.monotonic() - began_s
         if timeout_s is not None and waited_s >= timeout_s:
-            raise TimeoutError(f"all are still under way after {timeout_s:g} s (timeout)")
+            raise TimeoutError(f"all are still under way: timeout after {timeout_s:g} s")
         for work in works:
             work._end_if_late(waited_s)
         if all(work._cannot_complete() for work in works):

@@ -94,7 +94,7 @@ class ControlGroup:
                 else f"ranks {self._server.missing}"
             )
             raise RendezvousError(
-                f"rank {self.world.config.rank}: after {timeout_s:g} s (timeout) {whom} "
+                f"rank {self.world.config.rank}: timeout after {timeout_s:g} s: {whom} "
                 f"of {len(self._members)} had not connected"
             )
 

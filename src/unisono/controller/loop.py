@@ -269,9 +269,7 @@ class Loop:
                 self._record(_WAITED, handle.name, 0, 0, int(1e9 * began_s), int(1e9 * ended_s))
                 return
         if timeout_s is not None and timeout_s <= self._timeout_s:
-            raise TimeoutError(
-                f"tensor {handle.name!r} still waits after {timeout_s:g} s (timeout)"
-            )
+            raise TimeoutError(f"tensor {handle.name!r} still waits: timeout after {timeout_s:g} s")
         self.fail(CollectiveTimeoutError(self._late_text(handle)))
 
     def look_for_late_ranks(self, handle: Handle) -> None:
@@ -317,8 +315,8 @@ class Loop:
         late = next((stall for stall in self._runner.stalls if stall.name == handle.name), None)
         missing = f": {ranks_text(late.missing)} did not submit it" if late else ""
         return (
-            f"tensor {handle.name!r} timed out on rank {self._channel.rank} after "
-            f"{self._timeout_s:g} s (timeout){missing}"
+            f"tensor {handle.name!r}: timeout after {self._timeout_s:g} s on rank "
+            f"{self._channel.rank}{missing}"
         )
 
     def ask_stalls(self) -> tuple[m.Stalled, ...]:
@@ -349,7 +347,7 @@ class Loop:
             if last is not None:
                 return last  # valid even if other ranks have since closed their controllers
             self._require_usable()
-            raise TimeoutError(f"not all ranks have joined after {limit_s:g} s (timeout)")
+            raise TimeoutError(f"not all ranks have joined: timeout after {limit_s:g} s")
 
     def _last(self) -> int | None:
         return self._runner.last_joined

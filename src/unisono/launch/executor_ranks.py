@@ -100,7 +100,7 @@ def _await_all(
                 _raise_refusal(rank, futures[rank])
         if time.monotonic() > deadline:
             raise RendezvousError(
-                f"after {timeout_s:g} s (timeout) the executor has started {len(started)} of "
+                f"the executor: timeout after {timeout_s:g} s: it has started {len(started)} of "
                 f"{len(futures)} ranks, without {missing}: it must run all ranks at the same time, "
                 f"so give it {len(futures)} workers"
             )

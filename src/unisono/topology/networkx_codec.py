@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from unisono.extras import with_cure
 from unisono.topology.graph import LinkKind, Links, NodeKind, Nodes, Topology
 from unisono.topology.ragged_lists import ints
 from unisono.topology.routing import Shortest
@@ -26,7 +27,10 @@ def to_networkx(topology: Topology) -> Any:
     >>> graph.number_of_nodes(), graph.nodes[0]["kind"]
     (4, 'rank')
     """
-    import networkx
+    try:
+        import networkx
+    except ModuleNotFoundError as error:
+        raise with_cure(error, "to_networkx") from None
 
     graph = networkx.MultiDiGraph(name=topology.name, relays=topology.relays)
     nodes, links = topology.nodes, topology.links

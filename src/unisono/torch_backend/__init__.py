@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from unisono.errors import UnsupportedError
+from unisono.extras import with_cure
 
 __all__ = [
     "BACKEND_NAME",
@@ -26,6 +28,8 @@ __all__ = [
 ]
 
 BACKEND_NAME = "unisono"
+_NEWEST_TESTED = (2, 13)
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,9 +236,24 @@ def unflatten(leaves: list[Any], structure: object) -> Any:
     return private.unflatten(leaves, structure)
 
 
+@functools.cache
+def _log_untested_torch() -> None:
+    """Logs once if this torch is newer than the newest version that all tests have passed on."""
+    import torch
+
+    found = re.match(r"(\d+)\.(\d+)", torch.__version__)
+    if found and (int(found[1]), int(found[2])) > _NEWEST_TESTED:
+        newest = ".".join(map(str, _NEWEST_TESTED))
+        _log.warning(
+            "torch %s is newer than torch %s, the newest version that Unisono is tested with",
+            torch.__version__, newest,
+        )  # fmt: skip
+
+
 def _create(options: Any, pg_options: Any = None) -> Any:
     from unisono.torch_backend.group_creation import create
 
+    _log_untested_torch()
     return create(options, pg_options)
 
 
@@ -247,8 +266,9 @@ def _autoload() -> None:
         _replace_as_told()
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name == "torch":
-            raise  # torch is not installed, so this is a direct import, which must fail
-        logging.getLogger(__name__).warning("could not register with torch", exc_info=True)
+            # torch is not installed, so this is a direct import, which must fail
+            raise with_cure(error, __name__) from None
+        _log.warning("could not register with torch", exc_info=True)
 
 
 @functools.cache

@@ -23,6 +23,8 @@ from torch._C import _profiler as _torch_profiler
 from torch.nn.utils import parametrizations
 from torch.utils import _pytree
 
+from unisono.errors import UnsupportedError
+
 # Typed as Any: the stubs lack some of these names, and cannot describe methods that accept the
 # calling conventions of several torch versions.
 _c10d: Any = _distributed_c10d
@@ -95,6 +97,25 @@ PRIVATE_NAMES: Final = (
     "torch.distributed.pipelining.stage._PipelineStageBase._prepare_forward_infra",
 )
 
+WHERE_MISSING: Final[Mapping[str, str]] = {
+    "torch._C._distributed_c10d.FakeProcessGroup.Options.error_on_collective": "torch 2.9: only "
+    "this check of methods that Unisono does not have is lost",
+    "torch._C._distributed_c10d.FakeProcessGroup._create_internal": "torch 2.9: the constructor",
+    "torch._C._distributed_c10d._get_comm_profiling_name": "before 2.13: calls have no own names",
+    "torch._C._distributed_c10d.ProcessGroup._set_sequence_number_for_group": "2.15: torch does "
+    "not call it",
+    "torch.distributed.distributed_c10d._cleanup_process_group_global_state": "torch 2.9: groups "
+    "with other backends for other devices are refused",
+    "torch.distributed.distributed_c10d._register_pg_in_world": "before 2.13: `split_group` and "
+    "`shrink_group` of `reserved` are refused",
+    "torch.distributed.tensor.debug._clear_sharding_prop_cache": "torch 2.9: meshes are not "
+    "forgotten, so DTensors of an equal, later mesh may raise that its group was destroyed",
+    "torch.distributed.pipelining.stage._PipelineStageBase._get_init_p2p_neighbors_ops": "2.15: "
+    "torch does not call it",
+}
+"""What happens, by private name, on the versions of torch that lack the name. All other names
+exist from torch 2.9 on."""
+
 
 is_profiling: Callable[[], bool] = torch._C._autograd._profiler_enabled
 """Returns True if torch's profiler records this thread; takes 40 ns."""
@@ -148,11 +169,21 @@ def readable_stacks(stacks: list[Any]) -> list[list[dict[str, Any]]]:
     return found
 
 
+def _require(name: str, feature: str) -> None:
+    """Raises `UnsupportedError` if this torch lacks a private name that a feature needs."""
+    if not hasattr(dist.distributed_c10d, name):
+        raise UnsupportedError(
+            f"{feature} needs torch.distributed.distributed_c10d.{name}, which torch "
+            f"{torch.__version__} lacks: install torch 2.13"
+        )
+
+
 def register_group(group: Any, backend: str, config: str, global_ranks: list[int]) -> None:
     """Registers a group that torch did not make.
 
     `backend` is the name that the program asked for. `config` names a backend for each device.
     """
+    _require("_register_pg_in_world", "unisono.torch_backend.reserved")
     dist.distributed_c10d._register_pg_in_world(
         group,
         backend_name=backend,
@@ -191,8 +222,10 @@ def attach_placeholder(group: Any, rank: int, size: int) -> object:
     devices have that type.
     """
     options = _c10d.FakeProcessGroup.Options()
-    options.error_on_collective = True
-    placeholder: object = _c10d.FakeProcessGroup._create_internal(rank, size, options)
+    if hasattr(options, "error_on_collective"):
+        options.error_on_collective = True
+    create = getattr(_c10d.FakeProcessGroup, "_create_internal", _c10d.FakeProcessGroup)
+    placeholder: object = create(rank, size, options)
     kind = dist.ProcessGroup.BackendType.UNDEFINED
     group._register_backend(torch.device("cpu"), kind, placeholder)
     group._set_default_backend(kind)
@@ -297,6 +330,7 @@ def make_group(backends: dict[str, str], **arguments: Any) -> Any:
     `arguments` are those of torch's function. Raises torch's errors, such as for a backend that
     this machine lacks.
     """
+    _require("_cleanup_process_group_global_state", "a group with several backends")
     backend = ",".join(f"{device}:{name}" for device, name in backends.items())
     group, _ = _make_group(backend=backend, **arguments)
     dist.distributed_c10d._cleanup_process_group_global_state(group)
@@ -435,8 +469,9 @@ def forget_meshes() -> None:
     """
     from torch.distributed.tensor import debug
 
-    clear: Any = debug._clear_sharding_prop_cache
-    clear()
+    clear: Any = getattr(debug, "_clear_sharding_prop_cache", None)
+    if clear is not None:
+        clear()
 
 
 def version_of(tensor: torch.Tensor) -> int:

@@ -101,7 +101,7 @@ class _OnLink:
         left_s = self._due_s - time.perf_counter()
         if left_s > 0 and self.ran:
             if timeout_s is not None and self._due_s - begun_s > timeout_s:
-                raise TimeoutError(f"the link is still busy after {timeout_s:g} s (timeout)")
+                raise TimeoutError(f"the link is still busy: timeout after {timeout_s:g} s")
             time.sleep(left_s)
         return result
 

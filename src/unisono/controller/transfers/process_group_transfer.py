@@ -11,6 +11,7 @@ import numpy as np
 from unisono.controller.transfers.blocking_transfer import BlockingTransfer
 from unisono.controller.transfers.transfer import Array
 from unisono.errors import UnsupportedError
+from unisono.extras import with_cure
 
 _OPS = {"sum": "SUM", "prod": "PRODUCT", "product": "PRODUCT", "min": "MIN", "max": "MAX",
         "band": "BAND", "bor": "BOR", "bxor": "BXOR"}  # fmt: skip
@@ -41,7 +42,10 @@ class _ProcessGroup:
     """Blocking collectives on a new group of the same ranks."""
 
     def __init__(self, group: Any, timeout: timedelta | None) -> None:
-        from torch import distributed as dist
+        try:
+            from torch import distributed as dist
+        except ModuleNotFoundError as error:
+            raise with_cure(error, "ProcessGroupTransfer") from None
 
         self._dist = dist
         self._device = _device_of(group)

@@ -197,8 +197,8 @@ class ServerGroup:
             self._thread.join(timeout_s)
             if self._thread.is_alive():
                 raise CollectiveTimeoutError(
-                    f"the server of rank {self.number} is still busy after {timeout_s:g} s "
-                    "(timeout): its optimizer or its snapshot takes longer"
+                    f"the server of rank {self.number} is still busy: timeout after "
+                    f"{timeout_s:g} s: its optimizer or its snapshot takes longer"
                 )
             self._thread = None
         error, self._thread_error = self._thread_error, None

@@ -25,7 +25,7 @@ from unisono.parallel.parameter_server.server_messages import (
 )
 from unisono.parallel.parameter_server.shard_snapshots import ShardSnapshots
 
-LATE = "parameter server timed out"
+LATE = "parameter server: timeout"
 """Beginning of the error text of a timeout, by which workers recognize it."""
 _LONGEST_WAIT_S = 0.5
 
@@ -153,7 +153,7 @@ class ServerLoop:
             if not missing:
                 why = "its own gradients have not all arrived"
             text = (
-                f"{LATE}: worker {worker} has waited {self._timeout_s:g} s (timeout) for the "
+                f"{LATE} after {self._timeout_s:g} s: worker {worker} has waited for the "
                 f"parameters after step {step}: {why}"
             )
             self._comm.abort(text)

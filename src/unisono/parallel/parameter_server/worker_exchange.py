@@ -122,7 +122,7 @@ class WorkerExchange:
         except TimeoutError:
             servers = sorted(set(self._owners))
             text = (
-                f"{LATE}: rank {self._comm.rank} has waited {timeout_s:g} s (timeout) for {what}: "
+                f"{LATE} after {timeout_s:g} s: rank {self._comm.rank} has waited for {what}: "
                 f"the servers on ranks {servers} have not all answered"
             )
             self._comm.abort(text)

@@ -79,7 +79,7 @@ class ReceiveMemory:
             # the program may have kept a value that it received in an earlier step
             if storage_uses(each.tensor) > _ALONE:
                 found[place] = self._operation(forms[place], microbatch)
-        return found
+        return list(found)  # torch's schedules may clear the list after the receives
 
     def _operation(self, form: TensorForm, microbatch: int) -> dist.P2POp:
         memory = torch.empty(form.shape, dtype=form.dtype)

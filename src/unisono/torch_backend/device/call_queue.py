@@ -42,7 +42,7 @@ class DeviceCall:
         """
         if not self._ended.wait(timeout_s):
             raise CollectiveTimeoutError(
-                f"the call on the device had not begun on all ranks after {timeout_s:g} s"
+                f"the call on the device has not begun on all ranks: timeout after {timeout_s:g} s"
             )
         if self._error is not None:
             raise self._error
