@@ -11,10 +11,10 @@ FUZZ_S ?= 60
 CPP_BUILD := build/dev
 CPP_FILES = $(shell find csrc -name '*.cc' -o -name '*.h')
 
-.PHONY: demo test check format fix lint types imports unit optional cpp sanitize fuzz aarch64 bench soak clean help
+.PHONY: demo test check format fix lint types imports unit optional cpp sanitize fuzz aarch64 bench soak wheels test-wheels clean help
 
 help:  ## list all targets
-	@grep -hE '^[a-z0-9]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 demo: $(READY)  ## train a model with unisono and with gloo, and compare
 	$(BIN)/unisono train digits
@@ -85,6 +85,14 @@ aarch64: $(READY)  ## run the C++ tests for aarch64 (Debian: g++-aarch64-linux-g
 bench: $(READY)  ## measure the tables of benchmarks/RESULTS.md on one host (about an hour)
 	$(BIN)/python benchmarks/sweep.py
 
+wheels: | $(BIN)/python  ## build the sdist and the wheels for x86-64 and aarch64 into dist/, and audit them
+	$(BIN)/python -m pip install --quiet -r wheels/requirements.txt
+	$(BIN)/python wheels/build.py
+
+test-wheels: $(READY)  ## test the wheels in dist/, the one for aarch64 under qemu (Debian: qemu-user)
+	test -x build/arm64/python || wheels/arm64_python.sh build/arm64
+	$(BIN)/pytest -q tests/test_wheels.py
+
 # Debian's python3 may lack ensurepip. Its pip can still install into an environment without pip.
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV) 2>/dev/null || { rm -rf $(VENV); $(PYTHON) -m venv --without-pip $(VENV) \
@@ -101,4 +109,4 @@ $(READY): pyproject.toml CMakeLists.txt | $(BIN)/python
 	touch $@
 
 clean:  ## remove all build outputs
-	rm -rf build $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
