@@ -72,8 +72,10 @@ def _build(sdist: Path, folder: Path, version: str, python: Path, architecture: 
     Linux, and an extension does not link libpython, so `python` serves both architectures.
     """
     cpython = f"cpython-{version.replace('.', '')}"
+    zig = Path(ziglang.__file__).with_name("zig")
     environment = {
-        "ZIG": str(Path(ziglang.__file__).with_name("zig")),
+        "ZIG": str(zig),
+        "UNWINDER": str(_unwinder(zig, folder, architecture)),
         "WHEEL_ARCHITECTURE": architecture,
         "SETUPTOOLS_EXT_SUFFIX": f".{cpython}-{architecture}-linux-gnu.so",
     }
@@ -101,6 +103,15 @@ def _build(sdist: Path, folder: Path, version: str, python: Path, architecture: 
     )
     (wheel,) = folder.glob("*.whl")
     return wheel
+
+
+def _unwinder(zig: Path, folder: Path, architecture: str) -> Path:
+    """Links the stand-in for libgcc_s.so.1 that libgcc_s.c describes."""
+    library, source = folder / "libgcc_s.so.1", _PROJECT / "wheels" / "libgcc_s.c"
+    symbols = f"-Wl,-soname,{library.name},--version-script,{source.with_suffix('.map')}"
+    target = f"{architecture}-linux-gnu.2.28"
+    _run(zig, "cc", "-target", target, "-shared", "-fno-builtin", symbols, "-o", library, source)
+    return library
 
 
 def _audit(wheel: Path, out: Path, architecture: str) -> None:
