@@ -13,10 +13,10 @@ CPP_BUILD := build/dev
 CPP_FILES = $(shell find csrc -name '*.cc' -o -name '*.h')
 
 .PHONY: demo test check format fix lint types imports unit optional cpp sanitize fuzz aarch64 torch-versions bench \
-  integrations soak clean help
+  integrations soak wheels test-wheels clean help
 
 help:  ## list all targets
-	@grep -hE '^[a-z0-9]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 demo: $(READY)  ## train a model with unisono and with gloo, and compare
 	$(BIN)/unisono train digits
@@ -93,6 +93,14 @@ bench: $(READY)  ## measure the tables of benchmarks/RESULTS.md on one host (abo
 integrations: $(READY)  ## train with real frameworks over gloo and unisono (FRAMEWORKS=accelerate: only some)
 	$(BIN)/python benchmarks/integrations/run.py $(FRAMEWORKS)
 
+wheels: | $(BIN)/python  ## build the sdist and the wheels for x86-64 and aarch64 into dist/, and audit them
+	$(BIN)/python -m pip install --quiet -r wheels/requirements.txt
+	$(BIN)/python wheels/build.py
+
+test-wheels: $(READY)  ## test the wheels in dist/, the one for aarch64 under qemu (Debian: qemu-user)
+	test -x build/arm64/python || wheels/arm64_python.sh build/arm64
+	$(BIN)/pytest -q tests/test_wheels.py
+
 # Debian's python3 may lack ensurepip. Its pip can still install into an environment without pip.
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV) 2>/dev/null || { rm -rf $(VENV); $(PYTHON) -m venv --without-pip $(VENV) \
@@ -109,4 +117,4 @@ $(READY): pyproject.toml CMakeLists.txt | $(BIN)/python
 	touch $@
 
 clean:  ## remove all build outputs
-	rm -rf build $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -18,7 +18,8 @@ elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|amd64|AMD64)$")
     set(_unisono_avx2 -mavx2 -mf16c)
     # GCC 12 warns about its own AVX-512 header.
     set(_unisono_avx512 ${_unisono_avx2} -mavx512f -mavx512bw -mavx512vl -mavx512dq
-        -Wno-uninitialized -Wno-maybe-uninitialized)
+        $<$<CXX_COMPILER_ID:GNU>:-Wno-uninitialized>
+        $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
     set(_unisono_avx512vbmi ${_unisono_avx512} -mavx512vbmi)
     set(_unisono_avx512bf16 ${_unisono_avx512} -mavx512bf16)
     foreach(_isa IN ITEMS avx2 avx512 avx512vbmi avx512bf16)

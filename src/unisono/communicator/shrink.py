@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING
 
 from unisono.bootstrap import GroupConfig
 from unisono.communicator.arguments import as_integer, check_timeout
-from unisono.recovery import RecoveredGroup, RecoveryRequest, recover
 from unisono.selection import Selectable
 
 if TYPE_CHECKING:
     from unisono.communicator.communicator import Communicator
+    from unisono.recovery import RecoveredGroup
 
 
 def shrink(
@@ -72,6 +72,8 @@ def shrink(
     ...     comm.size, comm.former_ranks
     (1, (0,))
     """
+    from unisono.recovery import RecoveryRequest, recover  # few programs need it
+
     self._engine.refuse_in_batch("shrink")
     self._group.present(self.rank)  # raises if this communicator is closed
     limit_s = self.timeout_s if timeout_s is None else check_timeout(timeout_s)

@@ -5,18 +5,15 @@ A `Builder` makes a `Schedule`. `check` proves the schedule. `lower` makes an `E
 each rank. `formats` reads and writes the algorithm files of MSCCL and MSCCL++.
 """
 
+from typing import TYPE_CHECKING
+
+from unisono.lazy_names import lazy_names
 from unisono.schedule.builder import Builder, Index
 from unisono.schedule.check import check
 from unisono.schedule.coarsen import coarsen
 from unisono.schedule.collective import MAX_RANKS, Collective, Numbers
 from unisono.schedule.dataflow import Dataflow, folds_in_rank_order, trace
 from unisono.schedule.execution_plan import READER_BYTES, ExecutionPlan, Reader
-from unisono.schedule.formats import (
-    from_msccl_xml,
-    from_mscclpp_json,
-    to_msccl_xml,
-    to_mscclpp_json,
-)
 from unisono.schedule.lower import RankPlan, lower, lower_rank
 from unisono.schedule.record import (
     RECORD_BYTES,
@@ -32,6 +29,27 @@ from unisono.schedule.replay import check_plans, lead_of
 from unisono.schedule.schedule import Schedule
 from unisono.schedule.schedule_json import from_json, to_json
 from unisono.schedule.transfer import Columns, Transfer, Transfers
+
+if TYPE_CHECKING:
+    from unisono.schedule.formats import (
+        from_msccl_xml,
+        from_mscclpp_json,
+        to_msccl_xml,
+        to_mscclpp_json,
+    )
+
+# Every rank imports this package when it joins its group, and few programs read files.
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "unisono.schedule.formats": [
+            "from_msccl_xml",
+            "from_mscclpp_json",
+            "to_msccl_xml",
+            "to_mscclpp_json",
+        ]
+    },
+)
 
 __all__ = [
     "MAX_RANKS",

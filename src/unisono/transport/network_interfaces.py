@@ -7,8 +7,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import psutil
-
 from unisono.errors import RendezvousError
 
 _VIRTUAL = ("docker", "br-", "virbr", "veth", "vnet", "cni", "flannel", "cali", "podman", "lxcbr")
@@ -101,6 +99,8 @@ def choose_interfaces(
 def available_interfaces(ip_version: int | None = None) -> list[Interface]:
     """Returns the interfaces of this host (of this network namespace) that are up and have an
     address. `ip_version` restricts the addresses to one version."""
+    import psutil  # groups of one host do not need it
+
     states = psutil.net_if_stats()
     found = []
     for name, entries in psutil.net_if_addrs().items():

@@ -1,0 +1,108 @@
+"""The sdist, and the wheels of `make wheels` in environments without a compiler."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+_PROJECT = Path(__file__).parents[1]
+_DIST = _PROJECT / "dist"
+_WHEELS = sorted(_DIST.glob("*.whl"))
+_ARM64_PYTHON = _PROJECT / "build" / "arm64" / "python"
+
+built = pytest.mark.skipif(not _WHEELS, reason="no wheels: `make wheels` builds them")
+
+
+def _pythons() -> dict[int, str]:
+    """Returns one CPython of this machine for each minor version that a wheel serves."""
+    found = {sys.version_info.minor: sys.executable}
+    for path in Path.home().glob(".pyenv/versions/3.*/bin/python3.*[0-9]"):
+        minor = int(path.name.removeprefix("python3."))
+        if minor >= 11:
+            found.setdefault(minor, str(path))
+    return found
+
+
+def test_the_sdist_has_all_that_the_build_reads(tmp_path: Path) -> None:
+    pytest.importorskip("scikit_build_core")
+    script = f"import scikit_build_core.build as b; b.build_sdist({str(tmp_path)!r})"
+    subprocess.run([sys.executable, "-c", script], cwd=_PROJECT, check=True)
+    (sdist,) = tmp_path.glob("unisono-*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    read = {"CMakeLists.txt", "pyproject.toml", "README.md"}
+    for folder in ("csrc", "src"):
+        files = (path for path in (_PROJECT / folder).rglob("*") if path.is_file())
+        read |= {path.relative_to(_PROJECT).as_posix() for path in files}
+    generated = {name for name in read if "__pycache__" in name or name.endswith(".so")}
+    assert read - generated <= names
+    assert not {name for name in names if name.startswith((".venv", "build", "dist", "shared"))}
+
+
+@built
+def test_each_architecture_has_a_wheel_for_3_11_and_one_for_all_later_versions() -> None:
+    tags = {tuple(path.stem.split("-")[2:]) for path in _WHEELS}
+    pairs = {
+        (python, abi, platform.partition("_")[2].split("_", 2)[2]) for python, abi, platform in tags
+    }
+    assert pairs == {
+        (python, abi, architecture)
+        for python, abi in (("cp311", "cp311"), ("cp312", "abi3"))
+        for architecture in ("x86_64", "aarch64")
+    }
+
+
+@pytest.mark.parametrize("wheel", _WHEELS, ids=lambda path: path.stem)
+@pytest.mark.program("nm")
+def test_a_wheel_is_small_and_exports_one_symbol(wheel: Path, tmp_path: Path) -> None:
+    assert wheel.stat().st_size < 3_000_000
+    with zipfile.ZipFile(wheel) as archive:
+        (core,) = (name for name in archive.namelist() if name.endswith(".so"))
+        archive.extract(core, tmp_path)
+    command = ["nm", "--dynamic", "--defined-only", "--format=just-symbols", tmp_path / core]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["PyInit__native"]
+
+
+@built
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("minor", "python"), _pythons().items())
+def test_a_bare_environment_needs_one_command(minor: int, python: str, tmp_path: Path) -> None:
+    tag = "cp311-cp311" if minor == 11 else "cp312-abi3"
+    (wheel,) = _DIST.glob(f"*-{tag}-*{os.uname().machine}.whl")
+    subprocess.run([python, "-m", "venv", tmp_path / "bare"], check=True)
+    folder = tmp_path / "bare" / "bin"
+    nothing_else = {**os.environ, "PATH": str(folder)}
+    for command in (
+        [folder / "pip", "install", "--quiet", "--only-binary=:all:", wheel],
+        [folder / "unisono", "check", "-n", "2"],
+    ):
+        done = subprocess.run(
+            command, env=nothing_else, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert "This machine works." in done.stdout
+
+
+@built
+@pytest.mark.timeout(900)
+@pytest.mark.program("qemu-aarch64")
+@pytest.mark.skipif(
+    not _ARM64_PYTHON.exists(), reason="no Python for arm64: `make test-wheels` unpacks one"
+)
+def test_the_aarch64_wheel_works_under_qemu(tmp_path: Path) -> None:
+    (wheel,) = _DIST.glob("*-cp311-cp311-*aarch64.whl")
+    platforms = [f"--platform=manylinux_2_{minor}_aarch64" for minor in (17, 27, 28)]
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", tmp_path, *platforms]
+    subprocess.run([*pip, "--python-version", "3.11", "--only-binary=:all:", wheel], check=True)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [_ARM64_PYTHON, "-m", "unisono", "check", "-n", "2"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "This machine works." in done.stdout
