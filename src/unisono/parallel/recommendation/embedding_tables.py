@@ -101,7 +101,8 @@ class EmbeddingTables(nn.Module):
             def ids(piece: TablePiece, bags: Sequence[Bags] = bags) -> int:
                 return len(piece_bags(piece, bags).ids)
 
-            even, extra = divmod(part.samples, placement.ranks)
+            # a rank without samples looks up one sample, which does not count
+            even, extra = divmod(max(part.samples, placement.ranks), placement.ranks)
             found += pass_bytes(
                 placement,
                 self._rank,
