@@ -96,6 +96,19 @@ FOUND: dict[str, Case] = {
         layout="dp=4", blocks=("instance_norm", "experts"), batches=((3, 4), (3, 4))
     ),
     "experts behind images": Case(layout="dp=2", inputs="images", blocks=("experts",)),
+    "parameter used twice with a split backward": Case(
+        layout="pp=2,schedule=zb1p",
+        inputs="images",
+        width=8,
+        blocks=("tied_apart", "tanh"),
+        batches=((8, 8), (8, 8)),
+        microbatches=2,
+    ),
+    "checkpoint called twice with a split backward": Case(
+        layout="pp=2,schedule=zbv,vpp=2",
+        blocks=("checkpoint_twice", "residual_mlp"),
+        microbatches=4,
+    ),
     # checkpoints
     "resumed loss that counts": Case(resumed="zero=2", loss="counting", batches=((8, 4),) * 4),
     "resumed loss whose module counts": Case(

@@ -52,6 +52,8 @@ def test_case_of_seed(seed):
         ("resumed without elements on a rank", "equal"),
         ("tied parameter of two stages of a rank, with zero", "equal"),
         ("loss that counts its parts", "refused"),
+        ("parameter used twice with a split backward", "equal"),
+        ("checkpoint called twice with a split backward", "equal"),
     ],
 )
 def test_found_case(name, kind):

@@ -12,7 +12,7 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
-from unisono.parallel.run.split_backward import without_inputs
+from unisono.parallel.run.split_backward import joined, without_inputs
 from unisono.parallel.run.stage_clock import StageClock
 from unisono.parallel.run.stage_messages import Boundary, ResultReceiver, ResultSender
 from unisono.parallel.run.stage_result import ResultForm, put_together, take_apart, without_view
@@ -275,7 +275,8 @@ class RunStage(_Base):  # type: ignore[misc]
                 "output_grads": None if self.is_last else [gradients[place] for place in rest],
                 "input_values": passes.leaves,
             }
-            found, passes.groups = self.backward_maybe_with_nosync("input", arguments)
+            found, groups = self.backward_maybe_with_nosync("input", arguments)
+            passes.groups = joined(groups)
         if left:
             torch.autograd.backward(
                 [results[place] for place in left],

@@ -1,8 +1,9 @@
-"""The results of a stage that torch's split backward passes leave out."""
+"""What torch's split backward passes leave out, or do twice."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch.autograd.graph import Node, get_gradient_edge
@@ -34,3 +35,22 @@ def _reaches(begin: Node, ends: set[Node]) -> bool:
                 seen.add(after)
                 waiting.append(after)
     return False
+
+
+def joined(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Joins all groups of parameters if the stage uses a parameter at several places.
+
+    Torch computes the gradients of parameters group by group. With such a parameter, several groups
+    can contain it, and its gradient would be counted in each; or the paths of one group lead
+    through nodes that another group still needs. One group has neither problem.
+    """
+    if all(len(each["intermediates"]) == 1 for each in groups):
+        return groups
+    nodes = {
+        node: gradients
+        for each in groups
+        for node, gradients in zip(each["intermediates"], each.get("grads", ()), strict=False)
+        if gradients is not None
+    }
+    params = set().union(*(each["params"] for each in groups))
+    return [{"params": params, "intermediates": [*nodes], "grads": [*nodes.values()]}]
