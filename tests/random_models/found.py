@@ -55,6 +55,9 @@ FOUND: dict[str, Case] = {
     # parameters and hooks
     "hook that is not linear": Case(layout="dp=2", blocks=("gradient_clamp",)),
     "hook that is not linear, in a pipeline": Case(**_PP, blocks=("gradient_clamp", "linear")),
+    "hook that is not linear, with ignored targets": Case(
+        layout="dp=2", blocks=("gradient_clamp", "tanh"), loss="flat", ignored="half"
+    ),
     "hook after accumulation": Case(**_DP, blocks=("after_gradient",)),
     "gradient hook with zero": Case(**_ZERO, blocks=("gradient_mask",)),
     "gradient hook with tp": Case(layout="tp=2", blocks=("gradient_mask_in_pair",)),

@@ -54,6 +54,7 @@ def test_case_of_seed(seed):
         ("loss that counts its parts", "refused"),
         ("parameter used twice with a split backward", "equal"),
         ("checkpoint called twice with a split backward", "equal"),
+        ("hook that is not linear, with ignored targets", "equal"),
     ],
 )
 def test_found_case(name, kind):

@@ -8,7 +8,7 @@ the sum over all ranks and microbatches.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -78,30 +78,33 @@ class GradientHooks:
                 "register hooks before parallelize, which calls them with the gradient of the batch"
             )
 
-    def call(self, *, is_failed: bool) -> None:
+    def call(self, *, is_failed: bool, weight: float, scale: Callable[[float], None]) -> None:
         """Calls the hooks of parameters that a rank has used. Collective; call after `reduce`.
 
         `is_failed`: this rank has failed in the step. Then no rank calls hooks, since gradients are
-        incomplete, and the exchange of the loss tells the error. Raises `ValueError` on all ranks
+        incomplete, and the exchange of the loss tells the error. `weight`: the weight of this
+        rank's losses; `scale(sum of weights)` makes the gradients those of the batch's loss, since
+        a hook need not be linear. Raises `ValueError` on all ranks
         if the results of ranks differ, or if a hook changes the parameter or removes its gradient.
         Raises the error of a hook on this rank after the other ranks have their results.
         """
         if self._names:
-            self._call(is_failed)
+            self._call(is_failed, weight, scale)
 
     @torch.no_grad()
-    def _call(self, is_failed: bool) -> None:
+    def _call(self, is_failed: bool, weight: float, scale: Callable[[float], None]) -> None:
         own = {
             held.name: (held, is_used)
             for each in self._sets
             for held, is_used in zip(each.held, each.used(), strict=True)
         }
         used = [float(name in own and own[name][1]) for name in self._names]
-        shared = torch.tensor([*used, float(is_failed)])
+        shared = torch.tensor([*used, float(is_failed), weight], dtype=torch.float64)
         self._add(shared)
-        *counts, failures = shared.tolist()
+        *counts, failures, weight = shared.tolist()
         if failures:
             return
+        scale(weight)
         results: list[list[float]] = [[] for _ in self._names]
         error: Exception | None = None
         try:

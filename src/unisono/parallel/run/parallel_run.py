@@ -93,6 +93,7 @@ class ParallelRun:
         self._checkpoints = RunCheckpoints(sets, frozen, modules, optimizer, groups, mesh, kept)
         self._sent_before: dict[str, int] = {}
         self._part: BatchPart | None = None
+        self._is_scaled = False
         self.clock, self._failure = StageClock(), StepFailure(mesh.layout, stages)
         passes = StagePasses(
             clock=self.clock,
@@ -202,12 +203,15 @@ class ParallelRun:
         `losses`: this rank's losses of the microbatches. Returns their sum over all ranks. `step`
         calls this method after the backward passes.
         """
-        nbytes = self._held_bytes
+        nbytes, self._is_scaled = self._held_bytes, False
         with self._timeline.exchange("gradients", nbytes):
             for each in self.sets:
                 each.reduce()
         with self._failure.keeping():
-            self._checks.hooks.call(is_failed=self._error() is not None)
+            weight = self._loss.weight * self._adds_losses()
+            self._checks.hooks.call(
+                is_failed=self._error() is not None, weight=weight, scale=self._scale
+            )
         with self._timeline.exchange("loss and norm", 0):
             total = self._finish(losses)
         with self._timeline.optimizer():
@@ -372,12 +376,21 @@ class ParallelRun:
         self._uses.skip_unused(counts[len(agreed) :], self.optimizer)
         self._checks.kept.note(self.optimizer)
         factor = self._loss.factor(weight)
-        self.gradient_norm = math.sqrt(squares) * abs(factor)
+        rest = 1.0 if self._is_scaled else factor
+        self.gradient_norm = math.sqrt(squares) * abs(rest)
         clipping = 1.0 if self.clip is None else self.clip / (self.gradient_norm + _NORM_EPSILON)
-        if min(clipping, 1) * factor != 1:
-            for each in self.sets:
-                each.scale(min(clipping, 1) * factor)
+        self._multiply(min(clipping, 1) * rest)
         return torch.tensor(self._loss.mean(total, factor), dtype=torch.float64)
+
+    def _scale(self, weight: float) -> None:
+        """Makes the gradients those of the batch's loss, before the hooks of parameters."""
+        self._multiply(self._loss.factor(weight))
+        self._is_scaled = True
+
+    def _multiply(self, factor: float) -> None:
+        if factor != 1:
+            for each in self.sets:
+                each.scale(factor)
 
     def _error(self) -> Exception | None:
         """Returns this rank's error, which the exchange of the loss tells all ranks."""
