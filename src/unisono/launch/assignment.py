@@ -11,7 +11,7 @@ from unisono import config
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """What a worker says of itself when it is ready to start a rank."""
+    """Message of a worker that is ready to start a rank."""
 
     rank: int
     version: str
@@ -26,7 +26,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """What the process of a rank needs to begin."""
+    """Message to the process of a rank: all that it needs to begin."""
 
     world: config.LaunchedRank
     place: config.LocalRank

@@ -1,4 +1,4 @@
-"""What `unisono.run` needs of an executor."""
+"""The methods of executors that `unisono.run` calls."""
 
 from __future__ import annotations
 

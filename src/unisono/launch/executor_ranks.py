@@ -24,7 +24,7 @@ from unisono.launch.hosted_rank import host_rank
 from unisono.launch.pickling import pack
 from unisono.launch.rank_results import collect
 from unisono.launch.worker_link import Listener
-from unisono.transport import available_interfaces, choose_interfaces, listen
+from unisono.transport import available_interfaces, choose_interfaces, format_address, listen
 
 _POLL_S = 0.1
 """Interval at which the program looks for calls that have failed before they connected."""
@@ -107,23 +107,33 @@ def _await_all(
 
 
 def _raise_refusal(rank: int, future: RankFuture) -> None:
+    error = _error(future)
+    why = "the executor's call ended before the rank started"
+    if error is not None:
+        why = f"the executor could not start it: {type(error).__name__}: {error}"
+    raise RendezvousError(f"rank {rank}: {why}") from error
+
+
+def _error(future: RankFuture) -> Exception | None:
+    """Returns the error of a call that has ended."""
     try:
         future.result()
     except Exception as error:
-        raise RendezvousError(
-            f"rank {rank}: the executor could not start it: {type(error).__name__}: {error}"
-        ) from error
-    raise RendezvousError(f"rank {rank}: the executor's call ended before the rank started")
+        return error
+    return None
 
 
 def _assignments(started: _Arrivals, call: bytes) -> Iterator[Assignment]:
     """Yields what each rank needs to begin, in rank order."""
     first, size = started[0][0], len(started)
-    host = f"[{first.address}]" if ":" in first.address else first.address
-    rendezvous = f"{config.TCP}{host}:{first.ports[0]}/run-{secrets.token_hex(16)}"
+    where = format_address((first.address, first.ports[0]))
+    rendezvous = f"{config.TCP}{where}/run-{secrets.token_hex(16)}"
     secret, variables = secrets.token_hex(32), config.own_variables()
+    hosts: dict[str, list[int]] = {}
     for rank in range(size):
-        beside = [other for other in range(size) if started[other][0].host == started[rank][0].host]
+        hosts.setdefault(started[rank][0].host, []).append(rank)
+    for rank in range(size):
+        beside = hosts[started[rank][0].host]
         yield Assignment(
             world=config.LaunchedRank(rank=rank, size=size, rendezvous=rendezvous),
             place=config.LocalRank(rank=beside.index(rank), size=len(beside)),
@@ -139,12 +149,8 @@ def _lost(rank: int, future: RankFuture) -> PeerLostError:
     until = time.monotonic() + 1.0
     while not future.done() and time.monotonic() < until:
         time.sleep(_POLL_S / 10)
-    why = "its connection closed"
-    if future.done():
-        try:
-            future.result()
-        except Exception as error:
-            why = f"{type(error).__name__}: {error}"
+    error = _error(future) if future.done() else None
+    why = "its connection closed" if error is None else f"{type(error).__name__}: {error}"
     return PeerLostError(f"rank {rank}: its worker was lost ({why})")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import pickle
 import secrets
 import sys
 import time
@@ -61,24 +60,18 @@ def _start(
 
 
 class _RankTask:
-    """The pickled call of a rank. The rank unpickles the call in `run`, where it can report an
-    error.
-    """
+    """The call of a rank, which stays pickled until the rank can report an error."""
 
     def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...], *, by_value: bool) -> None:
         self._call = (fn, args)
         self._by_value = by_value
-        self._packed = b""
+        self.packed = b""
 
     def __getstate__(self) -> bytes:
         return pack(self._call, by_value=self._by_value)
 
     def __setstate__(self, packed: bytes) -> None:
-        self._packed = packed
-
-    def run(self) -> Any:
-        fn, args = pickle.loads(self._packed)
-        return fn(*args)
+        self.packed = packed
 
 
 def _can_be_imported() -> bool:
@@ -113,7 +106,7 @@ def _child(task: _RankTask, world: config.LaunchedRank, port: int, pipe: Connect
     config.export(world)
     here = config.LocalRank(rank=world.rank, size=world.size)
     config.export_to_torch(world, ("127.0.0.1", port), here)
-    report(task.run, world.rank, pipe)
+    report(task.packed, world.rank, pipe)
 
 
 def _ended(rank: int, process: BaseProcess) -> PeerLostError:

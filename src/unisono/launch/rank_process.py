@@ -7,9 +7,7 @@ import ctypes
 import pickle
 import signal
 import traceback
-from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any
 
 from unisono.errors import UnisonoError
 from unisono.launch.pickling import pack
@@ -22,13 +20,14 @@ def end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def report(call: Callable[[], Any], rank: int, pipe: Connection) -> None:
-    """Calls `call()` and sends its result or its failure through `pipe`.
+def report(packed: bytes, rank: int, pipe: Connection) -> None:
+    """Calls a pickled function with its arguments, and sends the result or failure through `pipe`.
 
     Closes the pipe. Raises errors that are no `Exception`, such as `KeyboardInterrupt`, again.
     """
     try:
-        pipe.send_bytes(pack((True, call())))
+        fn, args = pickle.loads(packed)
+        pipe.send_bytes(pack((True, fn(*args))))
     except BaseException as error:
         trace = "".join(traceback.format_exception(error))
         with contextlib.suppress(OSError):
@@ -56,9 +55,4 @@ def main(descriptor: int) -> None:
     with Connection(descriptor) as pipe:
         assignment = pipe.recv()
         assignment.export()
-
-        def call() -> Any:
-            fn, args = pickle.loads(assignment.call)
-            return fn(*args)
-
-        report(call, assignment.world.rank, pipe)
+        report(assignment.call, assignment.world.rank, pipe)

@@ -27,6 +27,7 @@ from unisono.transport.silence import CHECK_INTERVAL_S, Silence
 from unisono.transport.sockets import (
     Address,
     avoid_bbr,
+    format_address,
     listen,
     prepare,
     probe_idle,
@@ -63,6 +64,7 @@ __all__ = [
     "available_interfaces",
     "avoid_bbr",
     "choose_interfaces",
+    "format_address",
     "job_secret",
     "listen",
     "load_mpi",

@@ -78,8 +78,9 @@ class GradientHooks:
                 "register hooks before parallelize, which calls them with the gradient of the batch"
             )
 
-    def call(self, *, is_failed: bool, weight: float, scale: Callable[[float], None]) -> None:
+    def call(self, *, is_failed: bool, weight: float, scale: Callable[[float], None]) -> bool:
         """Calls the hooks of parameters that a rank has used. Collective; call after `reduce`.
+        Returns True if it has scaled the gradients.
 
         `is_failed`: this rank has failed in the step. Then no rank calls hooks, since gradients are
         incomplete, and the exchange of the loss tells the error. `weight`: the weight of this
@@ -88,11 +89,10 @@ class GradientHooks:
         if the results of ranks differ, or if a hook changes the parameter or removes its gradient.
         Raises the error of a hook on this rank after the other ranks have their results.
         """
-        if self._names:
-            self._call(is_failed, weight, scale)
+        return bool(self._names) and self._call(is_failed, weight, scale)
 
     @torch.no_grad()
-    def _call(self, is_failed: bool, weight: float, scale: Callable[[float], None]) -> None:
+    def _call(self, is_failed: bool, weight: float, scale: Callable[[float], None]) -> bool:
         own = {
             held.name: (held, is_used)
             for each in self._sets
@@ -103,7 +103,7 @@ class GradientHooks:
         self._add(shared)
         *counts, failures, weight = shared.tolist()
         if failures:
-            return
+            return False
         scale(weight)
         results: list[list[float]] = [[] for _ in self._names]
         error: Exception | None = None
@@ -118,6 +118,7 @@ class GradientHooks:
             raise error
         if fault is not None:
             raise ValueError(fault)
+        return True
 
     def _add(self, shared: torch.Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> None:
         """Reduces an array over all ranks."""

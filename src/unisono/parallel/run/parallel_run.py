@@ -93,7 +93,6 @@ class ParallelRun:
         self._checkpoints = RunCheckpoints(sets, frozen, modules, optimizer, groups, mesh, kept)
         self._sent_before: dict[str, int] = {}
         self._part: BatchPart | None = None
-        self._is_scaled = False
         self.clock, self._failure = StageClock(), StepFailure(mesh.layout, stages)
         passes = StagePasses(
             clock=self.clock,
@@ -203,17 +202,16 @@ class ParallelRun:
         `losses`: this rank's losses of the microbatches. Returns their sum over all ranks. `step`
         calls this method after the backward passes.
         """
-        nbytes, self._is_scaled = self._held_bytes, False
+        nbytes, is_scaled = self._held_bytes, False
         with self._timeline.exchange("gradients", nbytes):
             for each in self.sets:
                 each.reduce()
         with self._failure.keeping():
-            weight = self._loss.weight * self._adds_losses()
-            self._checks.hooks.call(
-                is_failed=self._error() is not None, weight=weight, scale=self._scale
+            is_scaled = self._checks.hooks.call(
+                is_failed=self._error() is not None, weight=self._own_weight(), scale=self._scale
             )
         with self._timeline.exchange("loss and norm", 0):
-            total = self._finish(losses)
+            total = self._finish(losses, is_scaled)
         with self._timeline.optimizer():
             self.optimizer.step()
         with self._timeline.exchange("parameters", nbytes):
@@ -359,16 +357,15 @@ class ParallelRun:
         self._checks.check_loss(loss, output, targets)
         return loss
 
-    def _finish(self, losses: Sequence[torch.Tensor]) -> torch.Tensor:
+    def _finish(self, losses: Sequence[torch.Tensor], is_scaled: bool) -> torch.Tensor:
         """Sums the loss and the squared norm over all ranks, clips gradients, returns the loss.
 
         The same exchange finds ranks that disagree, and the parameters that no rank used; their
-        gradients become None.
+        gradients become None. `is_scaled`: the gradients are those of the batch's loss.
         """
         squares = sum(each.squares() for each in self.sets)
         self._agreement.error = self._error()
-        adds = self._adds_losses()
-        own = [self._own_loss(losses), squares, self._loss.weight * adds]
+        own = [self._own_loss(losses), squares, self._own_weight()]
         agreed = self._agreement.counts()
         numbers = [*own, *agreed, *self._uses.counts()]
         total, squares, weight, *counts = small_sum(numbers, self.mesh.all_ranks)
@@ -376,16 +373,15 @@ class ParallelRun:
         self._uses.skip_unused(counts[len(agreed) :], self.optimizer)
         self._checks.kept.note(self.optimizer)
         factor = self._loss.factor(weight)
-        rest = 1.0 if self._is_scaled else factor
+        rest = 1.0 if is_scaled else factor
         self.gradient_norm = math.sqrt(squares) * abs(rest)
         clipping = 1.0 if self.clip is None else self.clip / (self.gradient_norm + _NORM_EPSILON)
         self._multiply(min(clipping, 1) * rest)
         return torch.tensor(self._loss.mean(total, factor), dtype=torch.float64)
 
     def _scale(self, weight: float) -> None:
-        """Makes the gradients those of the batch's loss, before the hooks of parameters."""
+        """Makes the gradients those of the batch's loss; `weight`: that of the whole batch."""
         self._multiply(self._loss.factor(weight))
-        self._is_scaled = True
 
     def _multiply(self, factor: float) -> None:
         if factor != 1:
@@ -404,6 +400,10 @@ class ParallelRun:
         logits of the same samples compute equal losses, so only the first of these ranks adds them.
         """
         return self.mesh.coordinates[self.mesh.logit_axis] == 0
+
+    def _own_weight(self) -> float:
+        """Returns what this rank adds to the weight of the batch's loss."""
+        return self._loss.weight * self._adds_losses()
 
     def _own_loss(self, losses: Sequence[torch.Tensor]) -> float:
         """Returns what this rank adds to the sum of the loss over all ranks."""

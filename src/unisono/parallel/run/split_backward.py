@@ -1,4 +1,4 @@
-"""What torch's split backward passes leave out, or do twice."""
+"""Gradients that torch's split backward passes leave out, or count twice."""
 
 from __future__ import annotations
 
