@@ -12,7 +12,7 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
-from unisono.parallel.run.split_backward import joined, without_inputs
+from unisono.parallel.run.split_backward import add_parameter_gradients, without_inputs
 from unisono.parallel.run.stage_clock import StageClock
 from unisono.parallel.run.stage_messages import Boundary, ResultReceiver, ResultSender
 from unisono.parallel.run.stage_result import ResultForm, put_together, take_apart, without_view
@@ -275,8 +275,7 @@ class RunStage(_Base):  # type: ignore[misc]
                 "output_grads": None if self.is_last else [gradients[place] for place in rest],
                 "input_values": passes.leaves,
             }
-            found, groups = self.backward_maybe_with_nosync("input", arguments)
-            passes.groups = joined(groups)
+            found, passes.groups = self.backward_maybe_with_nosync("input", arguments)
         if left:
             torch.autograd.backward(
                 [results[place] for place in left],
@@ -286,11 +285,10 @@ class RunStage(_Base):  # type: ignore[misc]
         return list(found)
 
     def _backward_weights(self, passes: _Passes) -> None:
-        if not any(each.requires_grad for each in passes.leaves):
+        if any(each.requires_grad for each in passes.leaves):
+            add_parameter_gradients(passes.groups)
+        else:
             self._whole(passes)
-            return
-        arguments = {"stage_output": passes.results, "param_groups": passes.groups}
-        self.backward_maybe_with_nosync("weight", arguments)
 
     def _whole(self, passes: _Passes) -> Sequence[torch.Tensor | None]:
         if not any(each.requires_grad for each in passes.results):

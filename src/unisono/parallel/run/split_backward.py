@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.autograd.graph import Node, get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 
 def without_inputs(results: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) -> list[int]:
@@ -37,20 +37,69 @@ def _reaches(begin: Node, ends: set[Node]) -> bool:
     return False
 
 
-def joined(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Joins all groups of parameters if the stage uses a parameter at several places.
+def add_parameter_gradients(groups: list[dict[str, Any]]) -> None:
+    """Adds the gradients of parameters, the second part of a backward pass, to `parameter.grad`.
 
-    Torch computes the gradients of parameters group by group. With such a parameter, several groups
-    can contain it, and its gradient would be counted in each; or the paths of one group lead
-    through nodes that another group still needs. One group has neither problem.
+    `groups` holds the parameters as torch groups them in the first part. The `intermediates` of a
+    group are the nodes where the paths from its parameters meet the paths from inputs, and `grads`
+    the gradients that arrived at these nodes.
     """
-    if all(len(each["intermediates"]) == 1 for each in groups):
-        return groups
-    nodes = {
-        node: gradients
+    groups = _without_overlap(groups)
+    # The paths of a group with several intermediates can lead through nodes of other groups.
+    is_kept = any(len(each["intermediates"]) > 1 for each in groups)
+    for group in groups:
+        _add_gradients_of_group(group, is_kept=is_kept)
+
+
+def _without_overlap(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Joins groups that share parameters, whose gradients would be counted in each of them.
+
+    Torch leaves such groups where a stage uses a parameter at several places.
+    """
+    disjoint: list[dict[str, Any]] = []
+    for group in groups:
+        overlapping = [each for each in disjoint if each["params"] & group["params"]]
+        disjoint = [each for each in disjoint if not each["params"] & group["params"]]
+        disjoint.append(_join([*overlapping, group]) if overlapping else group)
+    return disjoint
+
+
+def _join(groups: list[dict[str, Any]]) -> dict[str, Any]:
+    gradients = {
+        node: arrived
         for each in groups
-        for node, gradients in zip(each["intermediates"], each.get("grads", ()), strict=False)
-        if gradients is not None
+        for node, arrived in zip(each["intermediates"], each["grads"], strict=True)
     }
     params = set().union(*(each["params"] for each in groups))
-    return [{"params": params, "intermediates": [*nodes], "grads": [*nodes.values()]}]
+    return {"params": params, "intermediates": [*gradients], "grads": [*gradients.values()]}
+
+
+def _add_gradients_of_group(group: dict[str, Any], *, is_kept: bool) -> None:
+    nodes, gradients = group["intermediates"], group["grads"]
+    arrived = [
+        (GradientEdge(node, place), gradient)
+        for node, each in zip(nodes, gradients, strict=True)
+        for place, gradient in enumerate(each)
+        if gradient is not None
+    ]
+    if not arrived:
+        return
+    handles = []
+    if len(nodes) > 1:  # from one to the next, gradients must not be counted again
+        for node, each in zip(nodes, gradients, strict=True):
+            handles.append(node.register_prehook(lambda _, complete=each: complete))
+    try:
+        found = torch.autograd.grad(
+            [edge for edge, _ in arrived],
+            [GradientEdge(each, 0) for each in group["params"]],
+            [gradient for _, gradient in arrived],
+            retain_graph=is_kept,
+        )
+    finally:
+        for handle in handles:
+            handle.remove()
+    for node, gradient in zip(group["params"], found, strict=True):
+        if node.variable.grad is None:
+            node.variable.grad = gradient.clone()  # parameters that are added share its memory
+        else:
+            node.variable.grad += gradient
