@@ -107,6 +107,7 @@ FOUND: dict[str, Case] = {
         batches=((8, 8), (8, 8)),
         microbatches=2,
     ),
+    "spectral norm in eval mode": Case(layout="dp=2", blocks=("old_spectral_norm",), habit="eval"),
     "checkpoint called twice with a split backward": Case(
         layout="pp=2,schedule=zbv,vpp=2",
         blocks=("checkpoint_twice", "residual_mlp"),

@@ -6,7 +6,7 @@ import math
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -30,6 +30,10 @@ _MORE = 3.0
 """Factor of both limits when a case that seems to hang runs once more."""
 _BFLOAT16 = 0.05
 """Tolerance under autocast: the rounding of one process's sums differs from that of parts."""
+_AS_NEAR = 4.0
+"""Under autocast, the factor between the errors of ranks and of one process that rounding explains,
+where a training run magnifies its errors."""
+_NUMBERS = ("wrong loss", "wrong norm")
 
 GOOD = ("equal", "refused", "ran", "invalid")
 """Kinds of verdicts that are no faults. "ran": no result is expected, since masks are random.
@@ -54,6 +58,10 @@ class Verdict:
 def judge(case: Case) -> Verdict:
     """Runs a case on its ranks and in one process, and compares them."""
     found = _judge_once(case, 1.0)
+    if found.kind in _NUMBERS and case.autocast and case.optimizer not in PROPORTIONAL:
+        proportional = _judge_once(replace(case, optimizer="sgd"), 1.0)
+        if not proportional.is_fault:
+            return Verdict(kind="ran", detail=f"the optimizer magnifies rounding: {found}")
     return _judge_once(case, _MORE) if found.kind == "hang" else found
 
 
@@ -82,7 +90,34 @@ def _judge_once(case: Case, patience: float) -> Verdict:
             return Verdict(kind="death", detail=(folder / f"{dead[0]}.log").read_text()[-600:])
         expected = Outcome.read(folder / "alone.outcome")
         outcomes = [Outcome.read(path) if path.exists() else None for path in paths]
-        return compare(case, expected, outcomes)
+        verdict = compare(case, expected, outcomes)
+        if case.autocast and verdict.kind in _NUMBERS and outcomes[0] is not None:
+            exact = _exact(case, folder / "exact")
+            if _is_rounding(outcomes[0], expected, exact):
+                return Verdict(kind="ran", detail=f"the rounding of bfloat16 grows: {verdict}")
+        return verdict
+
+
+def _exact(case: Case, folder: Path) -> Outcome:
+    """Runs a case in one process without autocast."""
+    folder.mkdir()
+    text = replace(case, autocast=False).to_json()
+    process = start(str(_HERE / "training_alone.py"), "main", text, folder, log=folder / "log")
+    process.join()
+    return Outcome.read(folder / "alone.outcome")
+
+
+def _is_rounding(found: Outcome, alone: Outcome, exact: Outcome) -> bool:
+    """Returns True if ranks are about as near to exact results as one process with autocast is."""
+    return all(
+        abs(own - wanted) <= _AS_NEAR * abs(other - wanted) + _BFLOAT16 * abs(wanted)
+        for own, other, wanted in zip(
+            [*found.losses, *found.norms],
+            [*alone.losses, *alone.norms],
+            [*exact.losses, *exact.norms],
+            strict=True,
+        )
+    )
 
 
 def _wait(processes: Sequence[BaseProcess], paths: Sequence[Path], patience: float) -> None:
@@ -137,10 +172,8 @@ def _compare_numbers(case: Case, expected: Outcome, outcomes: Sequence[Outcome])
             return Verdict(kind="ranks disagree", detail=f"{first.losses} | {each.losses}")
     if case.habit != "eval" and any(BLOCKS[name].is_random for name in case.blocks):
         return Verdict(kind="ran", detail="random masks")
-    for kind, found, wanted in (
-        ("wrong loss", first.losses, expected.losses),
-        ("wrong norm", first.norms, expected.norms),
-    ):
+    pairs = ((first.losses, expected.losses), (first.norms, expected.norms))
+    for kind, (found, wanted) in zip(_NUMBERS, pairs, strict=True):
         if not _near(found, wanted, tolerance):
             return Verdict(kind=kind, detail=f"{_short(found)} for {_short(wanted)}")
     if case.optimizer in MAGNIFYING or (case.autocast and case.optimizer not in PROPORTIONAL):

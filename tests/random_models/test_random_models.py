@@ -54,6 +54,7 @@ def test_case_of_seed(seed):
         ("loss that counts its parts", "refused"),
         ("parameter used twice with a split backward", "equal"),
         ("checkpoint called twice with a split backward", "equal"),
+        ("spectral norm in eval mode", "equal"),
         ("hook that is not linear, with ignored targets", "equal"),
     ],
 )

@@ -14,6 +14,8 @@ from unisono.torch_backend import is_spectral_norm, version_of
 _Buffers = dict[str, torch.Tensor | None]
 BufferState = tuple[torch.Tensor | None, int]
 """A buffer and its version."""
+_Vector = tuple[torch.Tensor | None, BufferState]
+"""A copy of a spectral norm's vector, and the state of the vector when it was copied."""
 
 
 class WrittenBuffers:
@@ -42,13 +44,12 @@ class WrittenBuffers:
         self.has_norms = bool(self._norms)
         """True if each pass changes vectors of spectral norms."""
         self._before: list[BufferState] = []
-        self._vectors: list[torch.Tensor | None] = []
+        self._vectors: list[_Vector] = []
 
     def begin(self) -> None:
         """Notes the state of the buffers before the first forward pass of a step."""
         self._before = [buffer_state(buffers.get(key)) for _, buffers, key in self._slots]
-        found = self._norm_vectors()
-        self._vectors = [None if each is None else each.clone() for each in found]
+        self._vectors = self._copies()
 
     def begin_pass(self) -> None:
         """Gives spectral norms the vectors of `begin`, before another forward pass."""
@@ -58,19 +59,23 @@ class WrittenBuffers:
     @contextmanager
     def passing_again(self) -> Iterator[None]:
         """Gives spectral norms the vectors of `begin` for a forward pass that runs again."""
-        found = [None if each is None else each.clone() for each in self._norm_vectors()]
+        found = self._copies()
         self.begin_pass()
         yield
         self._write(found)
 
-    def _norm_vectors(self) -> list[torch.Tensor | None]:
-        return [buffers.get(key) for buffers, key in self._norms]
+    def _copies(self) -> list[_Vector]:
+        found = [buffers.get(key) for buffers, key in self._norms]
+        return [(None if x is None else x.clone(), buffer_state(x)) for x in found]
 
     @torch.no_grad()
-    def _write(self, vectors: Sequence[torch.Tensor | None]) -> None:
-        for found, vector in zip(self._norm_vectors(), vectors, strict=True):
-            if found is not None and vector is not None:
-                found.copy_(vector)
+    def _write(self, vectors: Sequence[_Vector]) -> None:
+        """Copies vectors back that a pass has written. Others are not touched, since in eval mode
+        the backward pass needs the vectors themselves."""
+        for (buffers, key), (copy, before) in zip(self._norms, vectors, strict=True):
+            found = buffers.get(key)
+            if found is not None and copy is not None and is_written(found, before):
+                found.copy_(copy)
 
     def error(self, *, parts: int, stages: int) -> ValueError | None:
         """Returns an error that names the first buffer written since `begin`; None without one, and
