@@ -4,9 +4,13 @@
 #include <nanobind/stl/vector.h>
 
 #include "bind/arrays.h"
+#include "bind/buffer.h"
+#include "bind/gil.h"
 #include "bind/memory_overlap.h"
 #include "bind/pack.h"
 #include "bind/register.h"
+#include "core/error.h"
+#include "core/memory_hash.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -46,6 +50,14 @@ void register_memory(nb::module_& m) {
         .def("lengths", &Pack::lengths)
         .def("gather", &Pack::gather, "to"_a)
         .def("scatter", &Pack::scatter, "from_"_a);
+    m.def(
+        "hash_memory",
+        [](Address memory, uint64_t bytes, uint64_t seed, uint64_t first, uint64_t step) {
+            if (step == 0) throw Error(Fault::invalid, "expected a step of 1 or more, got 0");
+            const WithoutGil release;
+            return hash_memory(at(memory), bytes, seed, first, step);
+        },
+        "memory"_a, "bytes"_a, "seed"_a, "first"_a = 0, "step"_a = 1);
     m.def("share_memory", &share_memory, "packs"_a, "spans"_a);
 }
 

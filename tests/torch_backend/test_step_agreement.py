@@ -204,17 +204,25 @@ def own_fingerprints(world):
             changed[place] = 1 - changed[place] if dtype == torch.bool else changed[place] ^ 8
             found.add(batch_fingerprint([changed.view(dtype).view_as(x)]))
         assert len(found) == len(raw) + 6, dtype
+    pairs = torch.rand(3, 5, dtype=torch.complex64)
+    for lazy in (pairs.conj(), pairs.conj().imag, pairs.mT.conj()):
+        assert batch_fingerprint([lazy]) == batch_fingerprint([lazy.resolve_conj().clone()])
+    assert batch_fingerprint([pairs]) != batch_fingerprint([pairs.conj()])
     assert batch_fingerprint([torch.tensor(3)]) != batch_fingerprint([torch.tensor(4)])
     assert batch_fingerprint([torch.empty(0, 3)]) != batch_fingerprint([torch.empty(0, 4)])
     large = torch.rand(2**10, 2**8)  # 1 MiB
     others = [large.roll(1, 1), large[:-1], large + 1, large.flip(0), large.mT.contiguous()]
     assert len({batch_fingerprint([each]) for each in (large, large.clone(), *others)}) == 6
-    changed = {batch_fingerprint([large])}
+
+    def in_turns(each):
+        return tuple(batch_fingerprint([each], turn) for turn in range(8))  # of 128 KiB
+
+    changed = {in_turns(large)}
     for place in (0, 1, 333, 2**9, 2**10 - 2):
         swapped, other = large.clone(), large.clone()
         swapped[[place, place + 1]] = swapped[[place + 1, place]]
         other[place, 77] += 1
-        changed |= {batch_fingerprint([swapped]), batch_fingerprint([other])}
+        changed |= {in_turns(swapped), in_turns(other)}
     assert len(changed) == 11
     row = torch.rand(1, 2**10).expand(2**14 + 2**12, -1)  # 80 MiB
     assert len({batch_fingerprint([each]) for each in (row, row.clone(), row[1:], row + 1)}) == 3

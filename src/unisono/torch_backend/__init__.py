@@ -13,12 +13,35 @@ from __future__ import annotations
 import functools
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unisono.errors import UnsupportedError
 from unisono.extras import with_cure
+from unisono.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from unisono.torch_backend.private import (  # noqa: I001
+        flatten as flatten,
+        forget_meshes as forget_meshes,
+        gradient_hooks as gradient_hooks,
+        has_hooks as has_hooks,
+        is_called_by as is_called_by,
+        is_in_backward as is_in_backward,
+        is_spectral_norm as is_spectral_norm,
+        is_view as is_view,
+        map_tensors as map_tensors,
+        pipeline_stage_base as pipeline_stage_base,
+        remove_gradient_hooks as remove_gradient_hooks,
+        run_after_backward as run_after_backward,
+        split_groups as split_groups,
+        storage_number as storage_number,
+        storage_uses as storage_uses,
+        unflatten as unflatten,
+        version_of as version_of,
+        whole_parameter as whole_parameter,
+        with_gradient_hooks as with_gradient_hooks,
+    )
 
 __all__ = [
     "BACKEND_NAME",
@@ -26,6 +49,34 @@ __all__ = [
     "register",
     "stand_in_for",
 ]
+
+# The first use of a name imports its module, since `import torch` imports this package.
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "unisono.torch_backend.private": [
+            "flatten",
+            "forget_meshes",
+            "gradient_hooks",
+            "has_hooks",
+            "is_called_by",
+            "is_in_backward",
+            "is_spectral_norm",
+            "is_view",
+            "map_tensors",
+            "pipeline_stage_base",
+            "remove_gradient_hooks",
+            "run_after_backward",
+            "split_groups",
+            "storage_number",
+            "storage_uses",
+            "unflatten",
+            "version_of",
+            "whole_parameter",
+            "with_gradient_hooks",
+        ],
+    },
+)
 
 BACKEND_NAME = "unisono"
 _NEWEST_TESTED = (2, 13)
@@ -99,141 +150,6 @@ def default_communicator() -> Any:
     from torch import distributed as dist
 
     return communicator_of(dist.group.WORLD) if dist.is_initialized() else None
-
-
-def run_after_backward(callback: Callable[[], None]) -> None:
-    """Calls `callback` at the end of the backward pass under way, before `backward` returns."""
-    from unisono.torch_backend import private
-
-    private.run_after_backward(callback)
-
-
-def split_groups(module: Any) -> list[Any]:
-    """Returns the groups of parameters that `fully_shard` splits for a module."""
-    from unisono.torch_backend import private
-
-    return private.split_groups(module)
-
-
-def whole_parameter(parameter: Any) -> Any:
-    """Returns the gathered parameter of an entry of `fsdp_params`; None before the first gather."""
-    from unisono.torch_backend import private
-
-    return private.whole_parameter(parameter)
-
-
-def gradient_hooks(parameter: Any) -> tuple[Mapping[int, Any], Mapping[int, Any]]:
-    """Returns a parameter's hooks of `register_hook` and `register_post_accumulate_grad_hook`."""
-    from unisono.torch_backend import private
-
-    return private.gradient_hooks(parameter)
-
-
-def with_gradient_hooks(parameters: Sequence[Any]) -> list[int]:
-    """Returns the places of the parameters that have hooks for their gradients."""
-    from unisono.torch_backend import private
-
-    return private.with_gradient_hooks(parameters)
-
-
-def remove_gradient_hooks(parameter: Any) -> None:
-    """Makes backward passes call no hooks of a parameter. Its mappings of hooks do not change."""
-    from unisono.torch_backend import private
-
-    private.remove_gradient_hooks(parameter)
-
-
-def has_hooks(module: Any) -> bool:
-    """Returns True if a module calls a hook in its forward or backward pass."""
-    from unisono.torch_backend import private
-
-    return private.has_hooks(module)
-
-
-def storage_number(tensor: Any) -> int:
-    """Returns a number that changes when a program assigns to a tensor's `data`."""
-    from unisono.torch_backend import private
-
-    return private.storage_number(tensor)
-
-
-def forget_meshes() -> None:
-    """Makes torch forget the groups of meshes that DTensors have used. Call after the groups are
-    destroyed.
-    """
-    from unisono.torch_backend import private
-
-    private.forget_meshes()
-
-
-def map_tensors(function: Callable[[Any], Any], value: Any) -> Any:
-    """Returns nested tuples, lists and dicts with a function's results in place of tensors."""
-    from unisono.torch_backend import private
-
-    return private.map_tensors(function, value)
-
-
-def is_view(tensor: Any) -> bool:
-    """Returns True if autograd sees the tensor as a view of another tensor."""
-    from unisono.torch_backend import private
-
-    return private.is_view(tensor)
-
-
-def version_of(tensor: Any) -> int:
-    """Returns a number that each operation that writes the tensor in place increases."""
-    from unisono.torch_backend import private
-
-    return private.version_of(tensor)
-
-
-def is_spectral_norm(module: Any) -> bool:
-    """Returns True for the parametrization of `torch.nn.utils.parametrizations.spectral_norm`."""
-    from unisono.torch_backend import private
-
-    return private.is_spectral_norm(module)
-
-
-def pipeline_stage_base() -> Any:
-    """Returns torch's base class of pipeline stages, which leaves messages to its subclasses."""
-    from unisono.torch_backend import private
-
-    return private.pipeline_stage_base()
-
-
-def is_in_backward() -> bool:
-    """Returns True if autograd runs a backward pass in this thread."""
-    from unisono.torch_backend import private
-
-    return private.is_in_backward()
-
-
-def is_called_by(function: Callable[..., Any]) -> bool:
-    """Returns True if a call of a Python function is active in this thread."""
-    from unisono.torch_backend import private
-
-    return private.is_called_by(function)
-
-
-def storage_uses(tensor: Any) -> int:
-    """Returns how many tensors and storages use a tensor's memory; 2 for the tensor alone."""
-    from unisono.torch_backend import private
-
-    return private.storage_uses(tensor)
-
-
-def flatten(value: object) -> tuple[list[Any], object]:
-    """Returns the leaves of nested tuples, lists and dicts, and their structure."""
-    from unisono.torch_backend import private
-
-    return private.flatten(value)
-
-
-def unflatten(leaves: list[Any], structure: object) -> Any:
-    """Returns the value that `flatten` has taken apart."""
-    from unisono.torch_backend import private
-
-    return private.unflatten(leaves, structure)
 
 
 @functools.cache

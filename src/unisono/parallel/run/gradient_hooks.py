@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import distributed as dist
-from torch import nn
+from torch import distributed as dist, nn
 
 from unisono.parallel.run.parameter_sets import HeldParameter, ParameterSet
 from unisono.parallel.training_mesh import TrainingMesh
@@ -47,6 +46,7 @@ class GradientHooks:
         Raises `ValueError` for a hook of a parameter whose gradient no rank has as a whole.
         """
         self._names = list(hooks)
+        self.exist = bool(hooks)
         self._sets, self._mesh = sets, mesh
         self._hooks = hooks
         every = [held for each in sets for held in each.held]
@@ -78,6 +78,7 @@ class GradientHooks:
                 "register hooks before parallelize, which calls them with the gradient of the batch"
             )
 
+    @torch.no_grad()
     def call(self, *, is_failed: bool, weight: float, scale: Callable[[float], None]) -> bool:
         """Calls the hooks of parameters that a rank has used. Collective; call after `reduce`.
         Returns True if it has scaled the gradients.
@@ -89,10 +90,6 @@ class GradientHooks:
         if the results of ranks differ, or if a hook changes the parameter or removes its gradient.
         Raises the error of a hook on this rank after the other ranks have their results.
         """
-        return bool(self._names) and self._call(is_failed, weight, scale)
-
-    @torch.no_grad()
-    def _call(self, is_failed: bool, weight: float, scale: Callable[[float], None]) -> bool:
         own = {
             held.name: (held, is_used)
             for each in self._sets

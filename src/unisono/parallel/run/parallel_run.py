@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import distributed as dist
-from torch import nn
+from torch import distributed as dist, nn
 
 from unisono.parallel.run.batch_loss import BatchLoss, Loss
 from unisono.parallel.run.batch_parts import BatchPart, divide_batch
@@ -206,14 +205,14 @@ class ParallelRun:
         with self._timeline.exchange("gradients", nbytes):
             for each in self.sets:
                 each.reduce()
-        with self._failure.keeping():
-            is_scaled = self._checks.hooks.call(
-                is_failed=self._error() is not None, weight=self._own_weight(), scale=self._scale
-            )
+        if self._checks.hooks.exist:
+            with self._failure.keeping():
+                is_scaled = self._call_hooks()
         with self._timeline.exchange("loss and norm", 0):
             total = self._finish(losses, is_scaled)
-        with self._timeline.optimizer():
-            self.optimizer.step()
+        begin_ns = time.monotonic_ns()
+        self.optimizer.step()
+        self._timeline.optimizer(begin_ns)
         with self._timeline.exchange("parameters", nbytes):
             for each in self.sets:
                 each.gather()
@@ -378,6 +377,13 @@ class ParallelRun:
         clipping = 1.0 if self.clip is None else self.clip / (self.gradient_norm + _NORM_EPSILON)
         self._multiply(min(clipping, 1) * rest)
         return torch.tensor(self._loss.mean(total, factor), dtype=torch.float64)
+
+    def _call_hooks(self) -> bool:
+        """Calls the hooks of parameters; returns True if it has scaled the gradients."""
+        is_failed = self._error() is not None
+        return self._checks.hooks.call(
+            is_failed=is_failed, weight=self._own_weight(), scale=self._scale
+        )
 
     def _scale(self, weight: float) -> None:
         """Makes the gradients those of the batch's loss; `weight`: that of the whole batch."""

@@ -49,7 +49,7 @@ class StepAgreement:
             if not isinstance(each, torch.Tensor) or each.dim() == 0:
                 found = "a number" if isinstance(each, torch.Tensor) else type(each).__name__
                 raise ValueError(f"{name}: expected a tensor (samples, ...), got {found}")
-        self._fingerprint = batch_fingerprint(batch)
+        self._fingerprint = batch_fingerprint(batch, turn=self._begun)
         self._shapes = tuple(tuple(each.shape) for each in batch)
 
     def counts(self) -> list[float]:
