@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import distributed as dist, nn
+from torch import distributed as dist
+from torch import nn
 
 from unisono.parallel.run.parameter_sets import HeldParameter, ParameterSet
 from unisono.parallel.training_mesh import TrainingMesh

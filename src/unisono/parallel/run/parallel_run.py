@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import distributed as dist, nn
+from torch import distributed as dist
+from torch import nn
 
 from unisono.parallel.run.batch_loss import BatchLoss, Loss
 from unisono.parallel.run.batch_parts import BatchPart, divide_batch

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from torch import distributed as dist, nn
+from torch import distributed as dist
+from torch import nn
 
 from unisono.parallel.run.gathered_module import GatheredModule
 from unisono.parallel.run.gradient_hooks import GradientHooks
