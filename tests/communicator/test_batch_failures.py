@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from ranks import Me, Processes, Threads
 from time_limits import limit_s
@@ -68,6 +69,10 @@ def test_what_is_refused(threads: World) -> None:
     threads(2).run(check)
 
 
+def two(count: int) -> list[NDArray[Any]]:
+    return [np.empty(count), np.empty(count)]
+
+
 def own(comm: Communicator, x: Any) -> Any:
     return np.split(x, comm.size)[comm.rank]
 
@@ -79,6 +84,13 @@ def own(comm: Communicator, x: Any) -> Any:
         lambda c, x: (c.all_reduce(x[:60]), c.send(x[50:], 0)),
         lambda c, x: (c.all_gather(x[:2], x[10:14]), c.recv(x[13:], 0)),
         lambda c, x: (c.recv(x, 0), c.all_to_all(x.copy(), x)),
+        # the lengths of the second call are known after an exchange
+        lambda c, x: (c.all_reduce(x), c.all_gather_v(x[:5], out=two(5))),
+        lambda c, x: (c.all_gather_v(np.ones(2), out=[x[:2], x[2:4]]), c.send(x[1:3], 0)),
+        lambda c, x: (c.all_to_all([x[:2], x[3:5]], [x[5:7], x[8:10]]), c.recv(x[9:], 0)),
+        lambda c, x: (c.recv(x[::2], 0), c.all_to_all_v(x[::2], [25, 25], out=two(25))),
+        lambda c, x: (c.scatter_v(x if c.rank == 0 else None, out=x[:50]), c.recv(x[9:], 0)),
+        lambda c, x: (c.all_reduce(x, np.minimum), c.recv(x[:1], 0)),
         # both calls read the same array
         lambda c, x: (c.reduce_scatter(x, own(c, x)), c.send(own(c, x), 0)),
     ],

@@ -31,20 +31,25 @@ class BatchMemory:
 
     def __init__(self) -> None:
         self._spans: list[Span] = []
-        self._apart: list[tuple[Array, int]] = []
-        """Written arrays whose elements are not adjacent, and the numbers of their calls."""
+        self._apart: list[tuple[Array, bool, int]] = []
+        """Arrays whose elements are not adjacent, whether they are written, and the numbers of
+        their calls."""
 
     def add_call(self, number: int, call: Call, rank: int) -> None:
-        """Adds a collective that runs alone. Does not add calls whose memory is known later."""
-        if call.then is not None:
+        """Adds a collective that runs alone."""
+        if call.later is not None:
+            for array in call.later.reads:
+                self._use(number, array, is_written=False)
+            for array in call.later.writes:
+                self._use(number, array, is_written=True)
             return
         self._spans += [(at, at + nbytes, False, number) for at, nbytes in call.inputs]
         for array in _written(call, rank):
-            self._write(number, array)
+            self._use(number, array, is_written=True)
 
     def add_copied(self, number: int, array: Array) -> None:
         """Adds an array whose result comes from a copy that is packed with others."""
-        self._write(number, array)
+        self._use(number, array, is_written=True)
 
     def add_message(self, number: int, message: MessageCall) -> None:
         """Adds a send or a receive."""
@@ -52,14 +57,14 @@ class BatchMemory:
             at, nbytes, _ = message.staged.located
             self._spans.append((at, at + nbytes, False, number))
         else:
-            self._write(number, message.staged.array)
+            self._use(number, message.staged.array, is_written=True)
 
-    def _write(self, number: int, array: Array) -> None:
+    def _use(self, number: int, array: Array, *, is_written: bool) -> None:
         located = locate(array, False)
         if located is None:
-            self._apart.append((array, number))
+            self._apart.append((array, is_written, number))
         else:
-            self._spans.append((located[0], located[0] + located[1], True, number))
+            self._spans.append((located[0], located[0] + located[1], is_written, number))
 
     def is_shared(self, packs: Sequence[native.Pack]) -> bool:
         """Returns True if one call writes memory that another call uses."""
@@ -67,13 +72,17 @@ class BatchMemory:
             return True
         if not self._apart:
             return False
-        others = [(_bytes_at(start, end), number) for start, end, _, number in self._spans]
-        others += [(_bytes_at(at, at + size), 0) for pack in packs for at, size in pack.memory()]
-        apart = [(_elements(array), number) for array, number in self._apart]
+        others = [
+            (_bytes_at(start, end), written, call) for start, end, written, call in self._spans
+        ]
+        others += [
+            (_bytes_at(at, at + size), True, 0) for pack in packs for at, size in pack.memory()
+        ]
+        apart = [(_elements(array), written, call) for array, written, call in self._apart]
         return any(
-            number != other and _overlap(written, memory)
-            for place, (written, number) in enumerate(apart)
-            for memory, other in [*others, *apart[place + 1 :]]
+            call != other and (written or other_written) and _overlap(memory, other_memory)
+            for place, (memory, written, call) in enumerate(apart)
+            for other_memory, other_written, other in [*others, *apart[place + 1 :]]
         )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.communicator.array_rows import ANY, Rows, Table
-from unisono.communicator.engine import Call, DeferredResult, Engine, PreparedCall
+from unisono.communicator.engine import Call, DeferredResult, Engine, LaterUse, PreparedCall
 from unisono.schedule import Schedule
 from unisono.types import Op
 
@@ -47,13 +47,15 @@ def with_exchanged_counts(
     algorithm: str | Schedule | None,
     own_counts: ExchangedCounts,
     proceed: Callable[[Table], Call],
+    later: LaterUse,
     result: Any = None,
 ) -> Call:
     """Returns a call that exchanges counts, then runs the call that `proceed` makes from the
     counts.
 
-    `row` is the unit of the counts. `result` is the call's result if it is known before the
-    exchange, else a `DeferredResult`. Raises the errors of `CallCache.check_uneven`.
+    `row` is the unit of the counts. `later` has the arrays of the second call. `result` is the
+    result of the call if it is known before the exchange, else a `DeferredResult`. Raises the
+    errors of `CallCache.check_uneven`.
     """
     engine.call_cache.check_uneven(op, root, algorithm)
     names = _NAMES.index(own_counts.to_send_name), _NAMES.index(own_counts.to_receive_name)
@@ -77,11 +79,14 @@ def with_exchanged_counts(
         None,
         (mine, everything),
     )
-    return followed_by(exchange, lambda: proceed(_agreed(engine, op, row, everything)), result)
+    return followed_by(
+        exchange, lambda: proceed(_agreed(engine, op, row, everything)), later, result
+    )
 
 
-def followed_by(first: Call, proceed: Callable[[], Call], result: Any) -> Call:
-    """Returns one call that runs `first`, then the call that `proceed` returns.
+def followed_by(first: Call, proceed: Callable[[], Call], later: LaterUse, result: Any) -> Call:
+    """Returns one call that runs `first`, then the call that `proceed` returns, with the arrays of
+    `later`.
 
     An error of `proceed` aborts the group on all ranks, so the caller should make its local checks
     first. For `result`, see `with_exchanged_counts`.
@@ -99,7 +104,9 @@ def followed_by(first: Call, proceed: Callable[[], Call], result: Any) -> Call:
             result.value = outcome
 
     keep = first.keep, made
-    return Call(first.prepared, first.inputs, first.outputs, result, keep, None, complete, then)
+    return Call(
+        first.prepared, first.inputs, first.outputs, result, keep, None, complete, then, later
+    )
 
 
 def _agreed(engine: Engine, op: Op, row: Rows, everything: Table) -> Table:

@@ -27,7 +27,7 @@ from unisono.communicator.calls import CallRequest
 from unisono.communicator.collective_memory import share_of
 from unisono.communicator.collectives import Reduction
 from unisono.communicator.count_exchange import followed_by
-from unisono.communicator.engine import Call, Engine
+from unisono.communicator.engine import Call, Engine, LaterUse
 from unisono.errors import UnsupportedError
 from unisono.schedule import Schedule
 from unisono.types import LengthsFrom, Op
@@ -65,7 +65,8 @@ def in_place(
     nbytes = math.prod(x.shape) * dtype.size_bytes
     counted_as = CallRequest(op, (nbytes,), dtype, root=root)
     gathering = gathering._replace(result=x, complete=complete)
-    return _after(engine, exchange, texts, gathering, counted_as)
+    later = LaterUse.of(x, x if receives else None)
+    return _after(engine, exchange, texts, gathering, later, counted_as)
 
 
 def reduce_scatter(
@@ -108,7 +109,8 @@ def reduce_scatter(
         exchanging = collectives.all_to_all(engine, x, rows, None)
     counted_as = CallRequest(Op.REDUCE_SCATTER, lengths, dtype)
     exchanging = exchanging._replace(result=share, complete=complete)
-    return _after(engine, exchange, texts, exchanging, counted_as)
+    later = LaterUse.of(x, share)
+    return _after(engine, exchange, texts, exchanging, later, counted_as)
 
 
 def _each(rows: Array) -> list[Array]:
@@ -168,7 +170,12 @@ def _exchange(
 
 
 def _after(
-    engine: Engine, exchange: Call, texts: NDArray[np.uint8], call: Call, counted_as: CallRequest
+    engine: Engine,
+    exchange: Call,
+    texts: NDArray[np.uint8],
+    call: Call,
+    later: LaterUse,
+    counted_as: CallRequest,
 ) -> Call:
     """Returns a call that runs `exchange`, then `call`. The counters record `call` as `counted_as`.
 
@@ -185,7 +192,7 @@ def _after(
             engine.disagree(f"the ranks disagree: {each}")
         return call
 
-    return followed_by(exchange, proceed, call.result)
+    return followed_by(exchange, proceed, later, call.result)
 
 
 def _name_of(function: Function) -> str:

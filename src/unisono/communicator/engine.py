@@ -44,12 +44,30 @@ class DeferredResult:
         self.value: Any = None
 
 
+class LaterUse(NamedTuple):
+    """The program's arrays that the second call of `Call.then` reads and writes."""
+
+    reads: Sequence[Array]
+    writes: Sequence[Array]
+
+    @classmethod
+    def of(cls, read: Array | Sequence[Array] | None, written: Any) -> LaterUse:
+        """Returns the use of arrays or lists of arrays; None and `DeferredResult` are none."""
+        return cls(_listed(read), _listed(written))
+
+
+def _listed(arrays: Any) -> Sequence[Array]:
+    if arrays is None or isinstance(arrays, DeferredResult):
+        return ()
+    return arrays if isinstance(arrays, list | tuple) else (arrays,)
+
+
 class Call(NamedTuple):
     """A collective call that is ready to run.
 
     `keep` refers to the call's memory, so that the memory stays alive until the call has ended.
     `complete` then copies the result to the caller's array. `then`, if not None, makes a second
-    call that runs directly after this one.
+    call that runs directly after this one, with the arrays of `later`.
     """
 
     prepared: native.Prepared
@@ -60,6 +78,7 @@ class Call(NamedTuple):
     request: CallRequest | None = None
     complete: Callable[[], None] | None = None
     then: Callable[[], PreparedCall] | None = None
+    later: LaterUse | None = None
 
     def finish(self) -> Any:
         """Returns the result after the call has ended. If the call used a copy of the caller's

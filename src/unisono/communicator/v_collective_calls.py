@@ -25,7 +25,7 @@ from unisono.communicator.arrays import Array, Staged
 from unisono.communicator.collective_memory import memory_of
 from unisono.communicator.count_exchange import ExchangedCounts, with_exchanged_counts
 from unisono.communicator.custom import AnyReduction
-from unisono.communicator.engine import Call, DeferredResult, Engine
+from unisono.communicator.engine import Call, DeferredResult, Engine, LaterUse
 from unisono.schedule import Schedule
 from unisono.types import LengthsFrom, Op
 
@@ -59,7 +59,7 @@ def all_to_all_of_lists(
         to_receive_name="out[{}]" if isinstance(out, (list, tuple)) else "out",
     )
     return with_exchanged_counts(
-        engine, Op.ALL_TO_ALL, element, -1, algorithm, own_counts, proceed, out
+        engine, Op.ALL_TO_ALL, element, -1, algorithm, own_counts, proceed, LaterUse.of(x, out), out
     )
 
 
@@ -100,9 +100,11 @@ def all_to_all_rows(
         to_send_name="send_counts[{}]",
         to_receive_name="recv_counts[{}]" if to_receive else "out[{}]",
     )
+    later = LaterUse.of(x, buffer.out)
     return with_exchanged_counts(
-        engine, Op.ALL_TO_ALL, have, -1, algorithm, own_counts, proceed, buffer.known_result()
-    )
+        engine, Op.ALL_TO_ALL, have, -1, algorithm, own_counts, proceed, later,
+        buffer.known_result(),
+    )  # fmt: skip
 
 
 def _rows_to_send(
@@ -184,6 +186,7 @@ def gathering_rows(
         algorithm,
         own_counts,
         lambda sent: with_counts(sent[:, max(root, 0)].tolist()),
+        LaterUse.of(x, buffer.out if receives else None),
         buffer.known_result() if receives else None,
     )
 
@@ -239,6 +242,7 @@ def _scattering_on_root(
         algorithm,
         own_counts,
         lambda sent: with_counts(sent[root].tolist()),
+        LaterUse.of(x, out),
         DeferredResult() if out is None else out,
     )
 
@@ -315,5 +319,6 @@ def _scattering_off_root(
         algorithm,
         ExchangedCounts([0] * n, to_receive),
         lambda sent: with_counts(sent[root].tolist()),
+        LaterUse.of(None, out),
         out,
     )
