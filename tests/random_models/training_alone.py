@@ -18,6 +18,9 @@ from random_models.outcome import Outcome
 from unisono.parallel.divisible import Balanced
 from unisono.parallel.layers import BatchPlace, LayoutDropout
 
+_ROUNDING = 2.0**-8
+"""The relative error of bfloat16."""
+
 
 def prepare_process(case: Case) -> None:
     """Sets the number of threads and the default type of a case."""
@@ -25,18 +28,26 @@ def prepare_process(case: Case) -> None:
     torch.set_default_dtype(torch.float32 if case.autocast else torch.float64)
 
 
-def main(text: str, folder: Path) -> None:
-    """Trains a case, and writes the outcome to the folder."""
+def main(text: str, folder: Path, disturbance: int = 0) -> None:
+    """Trains a case, and writes the outcome to the folder. `disturbance`: the seed of small random
+    changes of the weights; 0 for none."""
     case, outcome = Case.from_json(text), Outcome(phase="one process")
     try:
         prepare_process(case)
-        train(case, outcome)
+        train(case, outcome, disturbance)
     except Exception as error:
         outcome.fail(error)
     outcome.write(folder / "alone.outcome")
 
 
-def train(case: Case, outcome: Outcome) -> None:
+@torch.no_grad()
+def _disturb(model: nn.Module, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for each in model.parameters():
+        each.mul_(1 + _ROUNDING * torch.randn(each.shape, generator=generator))
+
+
+def train(case: Case, outcome: Outcome, disturbance: int = 0) -> None:
     """Trains the model of a case on whole batches."""
     habit = HABITS[case.habit]
     model, batches = make_model(case), make_batches(case)
@@ -44,6 +55,8 @@ def train(case: Case, outcome: Outcome) -> None:
     with torch.no_grad():
         model(batches[0][0])  # gives lazy modules their shapes
     model = make_model(case) if not _is_lazy(make_model(case)) else model
+    if disturbance:
+        _disturb(model, disturbance)
     habit.prepare(model)
     parameters = list(model.parameters())
     trained = [each for each in parameters if each.requires_grad]
