@@ -104,9 +104,8 @@ def _disturbed(text: str, folder: Path) -> list[Outcome]:
     for number in range(1, _DISTURBED + 1):
         own = folder / f"disturbed{number}"
         own.mkdir()
-        process = start(
-            str(_HERE / "training_alone.py"), "main", text, own, number, log=own / "log"
-        )
+        program = str(_HERE / "training_alone.py")
+        process = start(program, "main", text, own, number, log=own / "log")
         process.join()
         found.append(Outcome.read(own / "alone.outcome"))
     return found
@@ -114,13 +113,12 @@ def _disturbed(text: str, folder: Path) -> list[Outcome]:
 
 def _is_rounding(found: Outcome, alone: Outcome, disturbed: Sequence[Outcome]) -> bool:
     """Returns True if ranks are as near to one process as small changes of the weights are."""
-    numbers = zip(
-        *([*each.losses, *each.norms] for each in (found, alone, *disturbed)), strict=True
-    )
+    every = [[*each.losses, *each.norms] for each in (found, alone, *disturbed)]
     return all(
-        abs(own - wanted)
+        own == wanted  # also if both are infinite
+        or abs(own - wanted)
         <= _AS_NEAR * max(abs(each - wanted) for each in others) + _BFLOAT16 * abs(wanted)
-        for own, wanted, *others in numbers
+        for own, wanted, *others in zip(*every, strict=True)
     )
 
 
