@@ -115,7 +115,7 @@ def _is_rounding(found: Outcome, alone: Outcome, disturbed: Sequence[Outcome]) -
     """Returns True if ranks are as near to one process as small changes of the weights are."""
     every = [[*each.losses, *each.norms] for each in (found, alone, *disturbed)]
     return all(
-        own == wanted  # also if both are infinite
+        not math.isfinite(wanted)
         or abs(own - wanted)
         <= _AS_NEAR * max(abs(each - wanted) for each in others) + _BFLOAT16 * abs(wanted)
         for own, wanted, *others in zip(*every, strict=True)
