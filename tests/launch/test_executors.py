@@ -22,8 +22,8 @@ import psutil
 import pytest
 
 import unisono
+from unisono.bootstrap import LinkListener, dial_link
 from unisono.errors import PeerLostError, RendezvousError
-from unisono.launch.worker_link import Listener, dial
 from unisono.transport import listen
 
 
@@ -236,15 +236,15 @@ def test_strangers_are_rejected_and_delay_nobody() -> None:
         arrived.append(connection)
         known.set()
 
-    listener = Listener(listen(["127.0.0.1"], None), b"right", welcome)
+    listener = LinkListener(listen(["127.0.0.1"], None), b"right", welcome)
     addresses = listener.addresses
     with contextlib.closing(listener), socket.create_connection(addresses[0]):
         with pytest.raises(RendezvousError, match="cannot reach the program"):
-            dial(addresses, b"wrong")
-        with dial(addresses, b"right") as connection:
+            dial_link(addresses, b"wrong", other_end="the program")
+        with dial_link(addresses, b"right", other_end="the program") as connection:
             assert known.wait(30)
             arrived[0].send("hello")
             assert connection.recv() == "hello"
     assert len(arrived) == 1
     with pytest.raises(RendezvousError, match="cannot reach the program"):
-        dial(addresses, b"right")
+        dial_link(addresses, b"right", other_end="the program")

@@ -16,16 +16,30 @@ from unisono.bootstrap.unix_socket import WATCH_S
 from unisono.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from unisono.bootstrap.authenticated_link import (
+        LinkListener,
+        dial_link,
+        listen_for_links,
+        own_address,
+    )
     from unisono.bootstrap.key_value_store import KeyValueBootstrap
     from unisono.bootstrap.peer_exchange import this_host
+    from unisono.bootstrap.reserved_port import reserved_port
     from unisono.bootstrap.store import BootstrapStore
     from unisono.bootstrap.tcp_address import keep_alive
 
 __getattr__ = lazy_names(
     __name__,
     {
+        "unisono.bootstrap.authenticated_link": [
+            "LinkListener",
+            "dial_link",
+            "listen_for_links",
+            "own_address",
+        ],
         "unisono.bootstrap.key_value_store": ["KeyValueBootstrap"],
         "unisono.bootstrap.peer_exchange": ["this_host"],
+        "unisono.bootstrap.reserved_port": ["reserved_port"],
         "unisono.bootstrap.store": ["BootstrapStore"],
         "unisono.bootstrap.tcp_address": ["keep_alive"],
     },
@@ -39,12 +53,17 @@ __all__ = [
     "GroupNetwork",
     "JoinedGroup",
     "KeyValueBootstrap",
+    "LinkListener",
     "SingleCopyRules",
     "StagingShape",
     "TransportKind",
+    "dial_link",
     "join_group",
     "join_segment",
     "keep_alive",
+    "listen_for_links",
+    "own_address",
+    "reserved_port",
     "single_copy_for",
     "this_host",
 ]

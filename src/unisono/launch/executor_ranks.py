@@ -17,14 +17,14 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from unisono import config
+from unisono.bootstrap import LinkListener, listen_for_links
 from unisono.errors import PeerLostError, RendezvousError
 from unisono.launch.assignment import Arrival, Assignment, version
 from unisono.launch.executor import RankExecutor, RankFuture
 from unisono.launch.hosted_rank import host_rank
 from unisono.launch.pickling import pack
 from unisono.launch.rank_results import collect
-from unisono.launch.worker_link import Listener
-from unisono.transport import available_interfaces, choose_interfaces, format_address, listen
+from unisono.transport import format_address
 
 _POLL_S = 0.1
 """Interval at which the program looks for calls that have failed before they connected."""
@@ -59,17 +59,15 @@ def run_on(
 @contextlib.contextmanager
 def _listener(
     key: bytes,
-) -> Iterator[tuple[Listener, queue.SimpleQueue[tuple[Arrival, Connection]]]]:
+) -> Iterator[tuple[LinkListener, queue.SimpleQueue[tuple[Arrival, Connection]]]]:
     """Listens for workers on the chosen interfaces of this host."""
-    settings = config.settings()
-    interfaces = choose_interfaces(settings.interface, available_interfaces(settings.ip_version))
     arrivals: queue.SimpleQueue[tuple[Arrival, Connection]] = queue.SimpleQueue()
 
     def arrived(connection: Connection) -> None:
         with contextlib.suppress(EOFError, ConnectionError):
             arrivals.put((connection.recv(), connection))
 
-    listener = Listener(listen([each.address for each in interfaces], settings.ports), key, arrived)
+    listener = listen_for_links(config.settings(), key, arrived)
     try:
         yield listener, arrivals
     finally:

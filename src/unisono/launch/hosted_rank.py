@@ -10,24 +10,23 @@ from dataclasses import asdict
 from multiprocessing.connection import Connection, Pipe, wait
 
 from unisono import config
-from unisono.bootstrap import this_host
+from unisono.bootstrap import dial_link, own_address, reserved_port, this_host
 from unisono.errors import CommunicationError
 from unisono.launch.assignment import Arrival, Assignment, version
 from unisono.launch.pickling import pack
 from unisono.launch.rank_results import GRACE_S, ended
-from unisono.launch.reserved_port import reserved_port
-from unisono.launch.worker_link import Address, dial, own_address
 
 _PROGRAM = "import sys; from unisono.launch.rank_process import main; main(int(sys.argv[1]))"
 
 
-def host_rank(addresses: Sequence[Address], key: bytes, rank: int) -> None:
+def host_rank(addresses: Sequence[tuple[str, int]], key: bytes, rank: int) -> None:
     """Starts the process of a rank, and sends its result to the program at `addresses`.
 
     Ends the process if the program closes the connection. Raises `RendezvousError` if the program
     cannot be reached.
     """
-    with dial(addresses, key) as program, reserved_port() as port, reserved_port() as torch_port:
+    program = dial_link(addresses, key, other_end="the program that called unisono.run")
+    with program, reserved_port() as port, reserved_port() as torch_port:
         identity = asdict(this_host(config.settings().host_id))
         arrival = Arrival(
             rank=rank,

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from unisono import config
+from unisono.bootstrap import reserved_port
 from unisono.errors import PeerLostError
 from unisono.launch.pickling import pack
 from unisono.launch.rank_process import end_with_parent, report
 from unisono.launch.rank_results import GRACE_S, collect, ended
-from unisono.launch.reserved_port import reserved_port
 
 
 def run_here(fn: Callable[..., Any], ranks: int, args: Sequence[Any]) -> list[Any]:

@@ -1,4 +1,7 @@
-"""Authenticated connections between the program that calls `unisono.run` and its workers."""
+"""Authenticated connections between two programs, for messages that are pickled objects.
+
+A program listens, and others dial. Both ends prove that they know a key before any object passes.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,16 @@ from collections.abc import Callable, Sequence
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 
-from unisono.bootstrap import keep_alive
+from unisono.bootstrap.tcp_address import keep_alive
+from unisono.config import Settings
 from unisono.errors import RendezvousError
+from unisono.transport import available_interfaces, choose_interfaces, listen
 
 Address = tuple[str, int]
 _DIAL_S = 5.0
 
 
-class Listener:
+class LinkListener:
     """Accepts connections, each in a thread, so that a silent client delays no other.
 
     `arrived(connection)` is called in that thread for each client that knows the key.
@@ -62,8 +67,19 @@ class Listener:
             self._arrived(connection)
 
 
-def dial(addresses: Sequence[Address], key: bytes) -> Connection:
-    """Connects to the first address that answers. Raises `RendezvousError` if none does."""
+def listen_for_links(
+    settings: Settings, key: bytes, arrived: Callable[[Connection], None]
+) -> LinkListener:
+    """Listens on the interfaces of this host that the settings choose."""
+    interfaces = choose_interfaces(settings.interface, available_interfaces(settings.ip_version))
+    sockets = listen([each.address for each in interfaces], settings.ports)
+    return LinkListener(sockets, key, arrived)
+
+
+def dial_link(addresses: Sequence[Address], key: bytes, *, other_end: str) -> Connection:
+    """Connects to the first address that answers. Raises `RendezvousError` if none does; its text
+    calls the listener `other_end`.
+    """
     problems = []
     for address in addresses:
         try:
@@ -74,8 +90,8 @@ def dial(addresses: Sequence[Address], key: bytes) -> Connection:
         except (OSError, EOFError, AuthenticationError) as error:
             problems.append(f"{address[0]} port {address[1]}: {error or type(error).__name__}")
     raise RendezvousError(
-        "the worker cannot reach the program that called unisono.run (it may have ended, or set "
-        "UNISONO_INTERFACE there to an interface that workers reach): " + "; ".join(problems)
+        f"this process cannot reach {other_end} (it may have ended, or set UNISONO_INTERFACE there "
+        "to an interface that this host reaches): " + "; ".join(problems)
     )
 
 
