@@ -18,6 +18,7 @@ from results_page import render_page
 from simulator_page import render_calibration, render_lab, render_speed
 from training_page import PARTS, render_training
 from trees_page import render_trees
+from weight_transfer_page import render_weight_transfer
 
 HERE = Path(__file__).parent
 APIS = ("native", "torch")
@@ -26,6 +27,7 @@ SECTIONS: Mapping[str, tuple[str, Callable[[Any], list[str]]]] = {
     "Choice": ("regret", render_choice),
     "Reproducibility": ("reproducible", render_reproducible),
     "Comparison with an older tree": ("trees", render_trees),
+    "Weights from a trainer to workers": ("weight-transfer", render_weight_transfer),
     "Faults": ("faults", render_faults),
     "Simulator: comparison with hosts of a lab": ("simulator-lab", render_lab),
     "Simulator: run time": ("simulator-speed", render_speed),

@@ -15,6 +15,7 @@ from page import write_page
 from results_page import render_page
 from simulator_page import render_lab
 from trees_page import render_trees
+from weight_transfer_page import render_weight_transfer
 
 from unisono.bench.cases import Case
 from unisono.bench.results import Measurement, Row, RunReport
@@ -250,3 +251,16 @@ def test_the_page_equals_the_results(tmp_path: Path) -> None:
     """
     write_page(FOLDER / "results", tmp_path / "RESULTS.md")
     assert (tmp_path / "RESULTS.md").read_text() == (FOLDER / "RESULTS.md").read_text()
+
+
+def test_weights_are_compared_with_gloo_and_the_link() -> None:
+    times_s = {"unisono": [0.5, 0.4, 0.6], "gloo": [2.0, 2.0, 2.0], "copy": [0.1, 0.2, 0.3]}
+    host = {"workers": 2, "nbytes": 10**9, "tensors": 7, "times_s": times_s}
+    link = {**host, "workers": 1, "gbit": 20}
+    changes_s = {"same": [0.5], "joined": [0.75], "killed": [1.0]}
+    document = {"turns": 3, "host": [host], "link": link, "changes_s": changes_s}
+    page = "\n".join(render_weight_transfer(document))
+    assert "| workers: 2; Gloo's time over ours | >= 3 | 4.00 | yes |" in page
+    assert "link of 20 Gbit/s: share of the link | >= 0.95 | 0.800 | **no** |" in page
+    assert "| 2 | unisono | 500 ms (400 to 600) | 2.00 |" in page
+    assert "| one has joined since | 750 ms |" in page
