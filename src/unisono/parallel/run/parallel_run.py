@@ -9,35 +9,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import distributed as dist
 from torch import nn
 
 from unisono.parallel.run.batch_loss import BatchLoss, Loss
 from unisono.parallel.run.batch_parts import BatchPart, divide_batch
 from unisono.parallel.run.gathered_module import CallOrder
 from unisono.parallel.run.loss_state import LossState
-from unisono.parallel.run.measured_schedule import measured_schedule
 from unisono.parallel.run.parameter_sets import HeldParameter, ParameterSet
 from unisono.parallel.run.parameter_uses import ParameterUses
 from unisono.parallel.run.pass_context import PassContext
 from unisono.parallel.run.pipeline_runner import PipelineRunner
-from unisono.parallel.run.predicted_traffic import MicrobatchSize, StepSize, predicted_bytes
 from unisono.parallel.run.run_checkpoints import RunCheckpoints
 from unisono.parallel.run.run_end import RunEnd
-from unisono.parallel.run.run_report import (
-    RunReport,
-    make_report,
-    memory_by_kind,
-    predicted_memory,
-)
+from unisono.parallel.run.run_report import RunReport
 from unisono.parallel.run.run_stage import StagePasses
 from unisono.parallel.run.run_timeline import RunTimeline
-from unisono.parallel.run.schedule_tasks import run_equal_passes, run_like
 from unisono.parallel.run.small_sum import small_sum
 from unisono.parallel.run.stage_clock import StageClock
 from unisono.parallel.run.step_agreement import StepAgreement
 from unisono.parallel.run.step_checks import StepChecks
 from unisono.parallel.run.step_failure import StepFailure
+from unisono.parallel.run.step_figures import StepFigures
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import PipelineSchedule, TaskGroup, TaskRun
 from unisono.torch_backend import default_communicator
@@ -89,7 +81,6 @@ class ParallelRun:
         self._loss = BatchLoss(loss, is_balanced=is_balanced, cut=1 + (mesh.layout.cp > 1))
         self._agreement, self._checks, self._end = StepAgreement(), checks, RunEnd(mesh)
         self._uses = ParameterUses(names, sets, mesh, calls)
-        self._groups = groups
         self._checkpoints = RunCheckpoints(sets, frozen, modules, optimizer, groups, mesh, kept)
         self._sent_before: dict[str, int] = {}
         self._part: BatchPart | None = None
@@ -106,6 +97,16 @@ class ParallelRun:
             )
             if mesh.layout.pp > 1
             else None
+        )
+        self._figures = StepFigures(
+            stages,
+            sets,
+            frozen,
+            mesh,
+            optimizer=optimizer,
+            groups=groups,
+            clock=self.clock,
+            pipeline=self._pipeline,
         )
         comm = default_communicator()
         assert comm is not None, "a mesh needs the backend unisono"
@@ -246,26 +247,10 @@ class ParallelRun:
         Raises `ValueError` before the first step.
         """
         self._require_step("report")
-        mesh = self.mesh
-        tasks = self.tasks()
-        sent = mesh.bytes_sent()
-        figures = {
-            "pipeline": mesh.ranks("pp"),
-            "steps": self.steps,
-            "step_s": self.step_s,
-            "busy_s": self.clock.busy_s,
-            "span": self.clock.span,
-            "bytes_sent": {name: sent[name] - self._sent_before.get(name, 0) for name in sent},
-            "memory": memory_by_kind(self.sets, self._frozen, self.optimizer),
-            "predicted_bubble": run_equal_passes(tasks).bubble if tasks else 0.0,
-            "predicted_bytes": predicted_bytes(self.stages, self.sets, mesh, self._size()),
-            "predicted_memory": predicted_memory(
-                self.sets, self._frozen, mesh, self.optimizer, self._groups
-            ),
-        }
-        found: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(found, figures)
-        return make_report(mesh.layout, found)
+        assert self._part is not None
+        sent = self.mesh.bytes_sent()
+        since = {name: sent[name] - self._sent_before.get(name, 0) for name in sent}
+        return self._figures.report(self._part, steps=self.steps, step_s=self.step_s, sent=since)
 
     def tasks(self) -> list[list[TaskGroup]]:
         """Returns the passes of each rank of a pipeline, in order; empty without a pipeline."""
@@ -280,14 +265,7 @@ class ParallelRun:
         `ValueError` before the first step.
         """
         self._require_step("passes")
-        found: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(found, self.clock.spans)
-        rows = [found[rank] for rank in self.mesh.grid.group(0, "pp")]
-        tasks: list[list[TaskGroup]] = [[(span.task,) for span in row] for row in rows]
-        if self._pipeline is not None:
-            tasks = self._pipeline.tasks()
-        predicted = run_like(tasks, [span for row in rows for span in row])
-        return {"predicted": predicted, "measured": TaskRun(spans=tuple(map(tuple, rows)))}
+        return self._figures.passes()
 
     def pipeline_schedule(self) -> PipelineSchedule:
         """Returns the pipeline schedule with the times and messages of the last step, as data.
@@ -297,40 +275,12 @@ class ParallelRun:
         `ValueError` before the first step, and without a pipeline.
         """
         self._require_step("pipeline_schedule")
-        if self._pipeline is None:
-            raise ValueError("pipeline_schedule: expected a layout with pp > 1, got pp = 1")
-        found: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(found, (self.clock.spans, self.clock.result_bytes))
-        ranks = [found[rank] for rank in self.mesh.grid.group(0, "pp")]
-        return measured_schedule(
-            self.mesh.layout.schedule,
-            self._pipeline.tasks(),
-            [span for spans, _ in ranks for span in spans],
-            {stage: sizes for _, results in ranks for stage, sizes in results.items()},
-        )
+        return self._figures.pipeline_schedule()
 
     def _require_step(self, what: str) -> None:
         self._end.require_usable()
         if not self.step_s:
             raise ValueError(f"{what}: expected a step before, but none was taken; call step first")
-
-    def _size(self) -> StepSize:
-        """Returns the size of the last step."""
-        assert self._part is not None
-        return StepSize(
-            microbatches=tuple(
-                MicrobatchSize(tokens=len(x) * math.prod(y.shape[1:]), samples=len(x))
-                for x, y in zip(self._part.inputs, self._part.targets, strict=True)
-            ),
-            item_bytes=self._item_bytes(),
-            parts=self._part.microbatches(),
-            regathers=self._pipeline.regathers() if self._pipeline else {},
-        )
-
-    def _item_bytes(self) -> int:
-        held = [*self._frozen, *(each for found in self.sets for each in found.held)]
-        values = held[0].values if held else torch.empty(0)
-        return values.element_size()
 
     def _passes(self, part: BatchPart) -> list[torch.Tensor]:
         """Runs all microbatches forward and backward without a pipeline; returns their losses."""
