@@ -88,8 +88,6 @@ def _test_class() -> Any:
 
     common_distributed.TIMEOUT_DEFAULT = _LIMIT_S
     common_distributed.TIMEOUT_OVERRIDE = {}
-    # Many tests also look for the profiler's spans of Gloo's C++ code. Unisono's have its own name.
-    distributed_test.PROFILING_SUPPORTED_BACKENDS = []
 
     bases: tuple[Any, ...] = (
         distributed_test.TestDistBackend,

@@ -6,6 +6,7 @@ The checks of test_groups.py and test_parallel.py also run with the stand-in.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -139,6 +140,89 @@ def check_objects_samplers_and_training(world):
     norm = torch.nn.SyncBatchNorm(1)
     with pytest.raises(ValueError, match="GPU"):
         norm(torch.ones(2, 1))
+
+
+def spans_of_gloo(call):
+    """Returns the spans of a call whose names begin with gloo, sorted."""
+    with torch.profiler.profile(record_shapes=True) as profile:
+        call()
+    found = [e for e in profile.events() if e.name.startswith("gloo:")]
+    return sorted((e.name, e.is_async, e.input_shapes, e.count) for e in found)
+
+
+def pair(value=0.0):
+    return [torch.full((3, 2), value) for _ in range(4)]
+
+
+SPANNED = {
+    "all_reduce": lambda group, rank: group.allreduce([torch.ones(3, 2)]),
+    "several tensors": lambda group, rank: group.allreduce_coalesced(
+        [torch.ones(3), torch.ones(4)], dist.AllreduceCoalescedOptions()
+    ),
+    "sparse": lambda group, rank: group.allreduce(
+        [torch.sparse_coo_tensor([[0, 1]], [1.0, 2.0], (4,))]
+    ),
+    "broadcast": lambda group, rank: group.broadcast([torch.ones(5)], dist.BroadcastOptions()),
+    "reduce": lambda group, rank: group.reduce([torch.ones(5)], dist.ReduceOptions()),
+    "all_gather": lambda group, rank: group.allgather([pair()], [torch.ones(3, 2)]),
+    "all_gather of several": lambda group, rank: group.allgather_coalesced(
+        [[torch.empty(2), torch.empty(3)] for _ in range(4)], [torch.ones(2), torch.ones(3)]
+    ),
+    "gather": lambda group, rank: group.gather(
+        [pair()] if rank == 0 else [], [torch.ones(3, 2)], dist.GatherOptions()
+    ),
+    "scatter": lambda group, rank: group.scatter(
+        [torch.ones(3, 2)], [pair()] if rank == 0 else [], dist.ScatterOptions()
+    ),
+    "all_to_all": lambda group, rank: group.alltoall_base(
+        torch.empty(4, 3), torch.ones(4, 3), [], [], dist.AllToAllOptions()
+    ),
+    "barrier": lambda group, rank: group.barrier(dist.BarrierOptions()),
+    "send and recv": lambda group, rank: (
+        group.recv([torch.ones(6)], rank - 1, 0)
+        if rank % 2
+        else group.send([torch.ones(6)], rank + 1, 0)
+    ),
+    "recv of any rank": lambda group, rank: (
+        group.recv_anysource([torch.ones(6)], rank // 2)
+        if rank % 2
+        else group.send([torch.ones(6)], rank + 1, rank // 2)
+    ),
+}  # fmt: skip
+
+
+def check_spans_of_a_profile_are_those_of_gloo(world):
+    store = dist.PrefixStore("spans", dist.group.WORLD.get_group_store())
+    gloo = dist.ProcessGroupGloo(store, world.rank, world.size, timedelta(seconds=20))
+    for name, call in SPANNED.items():
+        found = []
+        for group in (gloo, dist.group.WORLD):
+            dist.barrier()
+            found.append(
+                spans_of_gloo(lambda group=group, call=call: call(group, world.rank).wait())
+            )
+        assert found[0] == found[1], name
+
+
+def check_first_calls_of_a_profile_may_be_coalesced(world):
+    group = dist.new_group()
+
+    def call():
+        with dist.distributed_c10d._coalescing_manager(group, device=CPU):
+            dist.all_reduce(torch.ones(3), group=group)
+            dist.all_reduce(torch.ones(4), group=group)
+
+    assert [shapes for _, _, shapes, _ in spans_of_gloo(call)] == [[[3]], [[4]]]
+
+
+def check_data_of_ddp_name_gloo(world):
+    model = DistributedDataParallel(torch.nn.Linear(3, 1))
+    data = model._get_ddp_logging_data()
+    assert data["backend_name"] == "gloo" and data["gloo_num_threads"] == 2
+    assert data["gloo_socket_ifname"] == os.environ.get("GLOO_SOCKET_IFNAME", "N/A")
+    ours = dist.new_group(backend="unisono")
+    model = DistributedDataParallel(torch.nn.Linear(3, 1), process_group=ours)
+    assert model._get_ddp_logging_data()["backend_name"] == "unisono"
 
 
 def check_meshes_and_failures_keep_the_name(world):

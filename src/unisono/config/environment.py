@@ -180,6 +180,16 @@ def replaced_backend(environ: Mapping[str, str] = os.environ) -> str:
     return environ.get("UNISONO_REPLACE", "").strip().lower()
 
 
+def gloo_network(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Returns the network that a program chooses for Gloo, as DDP logs it.
+
+    >>> gloo_network({"GLOO_SOCKET_IFNAME": "eth0"})
+    {'gloo_socket_ifname': 'eth0', 'gloo_device_transport': 'N/A'}
+    """
+    names = ("GLOO_SOCKET_IFNAME", "GLOO_DEVICE_TRANSPORT")
+    return {name.lower(): environ.get(name, "N/A") for name in names}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlightRecorder:
     """Settings of torch's flight recorder: the number of calls kept for each group, and the path of

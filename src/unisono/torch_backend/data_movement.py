@@ -74,7 +74,7 @@ class DataMovement(GroupBase):
             for tensor, pieces in zip(inputs, zip(*outputs, strict=True), strict=True)
         ]
         results = [piece for pieces in outputs for piece in pieces]
-        return self._in_order(calls, results, opts is None or opts.asyncOp)
+        return self._in_order("all_gather", calls, inputs, results, opts is None or opts.asyncOp)
 
     @reports_refusals
     def all_gather_single_coalesced(
@@ -86,7 +86,7 @@ class DataMovement(GroupBase):
             partial(self._comm.all_gather, movable(source), movable(target))
             for target, source in zip(outputs, inputs, strict=True)
         ]
-        return self._in_order(calls, outputs, opts is None or opts.asyncOp)
+        return self._in_order("all_gather", calls, inputs, outputs, opts is None or opts.asyncOp)
 
     @reports_refusals
     def gather(

@@ -67,8 +67,21 @@ class GroupBase(NamedGroup):
 
     def _comm_to_call(self) -> Any:
         if self._is_profiled or self.history is not None:
-            return TracedCommunicator(self.communicator, self.history)
+            return TracedCommunicator(
+                self.communicator, self.history, spans_of_gloo=self._stands_in
+            )
         return self.communicator
+
+    def stand_in(self) -> None:
+        """Makes the group answer to the name gloo, also in the names of the profiler's spans."""
+        super().stand_in()
+        self._comm = self._comm_to_call()
+
+    def _as_one(self, name: str, read: list[torch.Tensor], issue: Callable[[], Any]) -> Any:
+        """Returns `issue()`, which makes several calls where Gloo makes one named `name`."""
+        if isinstance(self._comm, TracedCommunicator):
+            return self._comm.as_one(name, read, issue)
+        return issue()
 
     def _pending(self, handle: Any, tensors: list[torch.Tensor]) -> WorkBase:
         return pending(handle, tensors, self._completer)
@@ -88,16 +101,23 @@ class GroupBase(NamedGroup):
             comm.timeout_s = usual_s
 
     def _in_order(
-        self, calls: Sequence[Callable[..., Any]], tensors: list[torch.Tensor], later: bool
+        self,
+        name: str,
+        calls: Sequence[Callable[..., Any]],
+        read: list[torch.Tensor],
+        results: list[torch.Tensor],
+        later: bool,
     ) -> WorkBase:
-        """Issues several calls in order and returns one work for all of them. Each call takes
-        `async_op`.
+        """Issues several calls named `name` in order and returns one work for all of them. Each
+        call takes `async_op`.
         """
-        if later:
-            return self._pending(CombinedHandle([call(async_op=True) for call in calls]), tensors)
-        for call in calls:
-            call(async_op=False)
-        return DONE
+
+        def issue() -> CombinedHandle:
+            handles = [call(async_op=later) for call in calls]
+            return CombinedHandle(handles if later else [])
+
+        handle = self._as_one(name, read, issue)
+        return self._pending(handle, results) if later else DONE
 
 
 def _leave(comm: Any, completer: Completer, history: History | None) -> None:

@@ -60,6 +60,8 @@ PRIVATE_NAMES: Final = (
     "torch.autograd.Variable._execution_engine",
     "torch._C._distributed_c10d._get_comm_profiling_name",
     "torch._C._profiler._RecordFunctionFast",
+    "torch.autograd.profiler.profile._parse_kineto_results",
+    "torch.nn.parallel.DistributedDataParallel._get_ddp_logging_data",
     "torch._C._profiler.gather_traceback",
     "torch._C._profiler.symbolize_tracebacks",
     "torch.distributed.distributed_c10d._cleanup_process_group_global_state",
@@ -110,6 +112,10 @@ WHERE_MISSING: Final[Mapping[str, str]] = {
     "`shrink_group` of `reserved` are refused",
     "torch.distributed.tensor.debug._clear_sharding_prop_cache": "torch 2.9: meshes are not "
     "forgotten, so DTensors of an equal, later mesh may raise that its group was destroyed",
+    "torch.autograd.profiler.profile._parse_kineto_results": "the stand-in for Gloo: its spans are "
+    "not asynchronous in a profile",
+    "torch.nn.parallel.DistributedDataParallel._get_ddp_logging_data": "the stand-in for Gloo: "
+    "nothing asks for these data",
     "torch.distributed.pipelining.stage._PipelineStageBase._get_init_p2p_neighbors_ops": "2.15: "
     "torch does not call it",
 }
@@ -281,13 +287,31 @@ def replace_function(name: str, replacement: Callable[[Any], Any]) -> None:
     Raises `AttributeError` if this torch has no such function.
     """
     original = getattr(dist.distributed_c10d, name)
+    changed = _replace(dist.distributed_c10d, name, replacement)
+    if getattr(dist, name, None) is original:
+        setattr(dist, name, changed)
+
+
+def replace_reading_of_profiles(replacement: Callable[[Any], Any]) -> None:
+    """Replaces the method that makes the list of events of a profile, once, if it exists."""
+    with contextlib.suppress(AttributeError):
+        _replace(torch.autograd.profiler.profile, "_parse_kineto_results", replacement)
+
+
+def replace_logging_data(replacement: Callable[[Any], Any]) -> None:
+    """Replaces the method that returns what DDP says about itself, once, if it exists."""
+    with contextlib.suppress(AttributeError):
+        _replace(torch.nn.parallel.DistributedDataParallel, "_get_ddp_logging_data", replacement)
+
+
+def _replace(owner: Any, name: str, replacement: Callable[[Any], Any]) -> Any:
+    original = getattr(owner, name)
     if hasattr(original, _REPLACED):
-        return
+        return original
     changed = replacement(original)
     setattr(changed, _REPLACED, True)
-    for module in (dist.distributed_c10d, dist):
-        if getattr(module, name, None) is original:
-            setattr(module, name, changed)
+    setattr(owner, name, changed)
+    return changed
 
 
 _REPLACED: Final = "_replaced_by_unisono"

@@ -20,6 +20,7 @@ from unisono.torch_backend.pending_work import DONE, CombinedHandle
 from unisono.torch_backend.private import (
     WorkBase,
     hide_from_dynamo,
+    is_profiling,
     name_group,
     prefixed,
 )
@@ -65,6 +66,8 @@ class ProcessGroup(Reductions, DataMovement):
     def _start_coalescing(self, device: torch.device) -> None:
         if isinstance(self._comm, CoalescedCalls):
             raise ValueError("coalescing has already started on this group: end it first")
+        if is_profiling() is not self._is_profiled:
+            self._change_tracing()  # the recorded calls go to the communicator of this moment
         self._comm = CoalescedCalls(self._comm)
 
     def _end_coalescing(self, device: torch.device) -> WorkBase:

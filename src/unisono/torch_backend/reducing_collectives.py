@@ -117,7 +117,8 @@ class Reductions(GroupBase):
             partial(self._comm.reduce_scatter, _scaled(source, factor), target, reduction)
             for target, source in zip(outputs, inputs, strict=True)
         ]
-        return self._in_order(calls, outputs, opts is None or opts.asyncOp)
+        later = opts is None or opts.asyncOp
+        return self._in_order("reduce_scatter", calls, inputs, outputs, later)
 
     def _reduce_scatter(self, output: torch.Tensor, source: Any, opts: Any) -> WorkBase:
         try:
@@ -147,6 +148,19 @@ class Reductions(GroupBase):
         self, tensors: list[torch.Tensor], reduction: ReduceOp, later: bool
     ) -> WorkBase:
         self._begin()
+        is_sparse = any(tensor.is_sparse for tensor in tensors)
+        later = later and not all(tensor.is_sparse for tensor in tensors)
+        handle = self._as_one(
+            "sparse_all_reduce" if is_sparse else "all_reduce",
+            tensors,
+            partial(self._issue_each, tensors, reduction, later),
+        )
+        return self._pending(handle, tensors) if later else FinishedWork(tensors)
+
+    def _issue_each(
+        self, tensors: list[torch.Tensor], reduction: ReduceOp, later: bool
+    ) -> CombinedHandle:
+        """Reduces tensors in order. If `later`, the handle is of those that are not sparse."""
         handles = []
         for tensor in tensors:
             if tensor.is_sparse:
@@ -160,7 +174,7 @@ class Reductions(GroupBase):
                 handles.append(self._comm.all_reduce(tensor, reduction, async_op=True))
             else:
                 self._comm.all_reduce(tensor, reduction)
-        return self._pending(CombinedHandle(handles), tensors) if handles else FinishedWork(tensors)
+        return CombinedHandle(handles)
 
     # Names in older torch versions and in code for those versions.
     _reduce_scatter_base = reduce_scatter_single

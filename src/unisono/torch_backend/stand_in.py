@@ -18,14 +18,18 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
+from unisono import config
 from unisono.errors import UnsupportedError
 from unisono.torch_backend import BACKEND_NAME, Options, communicator_of
+from unisono.torch_backend.gloo_spans import asynchronous
 from unisono.torch_backend.private import (
     backends_by_device,
     gloo_class,
     prefixed,
     rename_backend,
     replace_function,
+    replace_logging_data,
+    replace_reading_of_profiles,
 )
 from unisono.torch_backend.stand_in_agreement import agree
 
@@ -53,6 +57,8 @@ def stand_in(backend: str, *, watch: bool) -> None:
         replace_function("split_group", _split_by_unisono)
     except AttributeError as error:
         raise UnsupportedError(_cure(str(error))) from error
+    replace_reading_of_profiles(asynchronous)
+    replace_logging_data(_logged_as_gloo)
 
 
 def _cure(missing: str) -> str:
@@ -138,6 +144,20 @@ def _split_by_unisono(split: Callable[..., Any]) -> Callable[..., Any]:
         return split_group(parent, split_ranks, timeout, group_desc)
 
     return split_instead
+
+
+def _logged_as_gloo(get: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """Returns DDP's method for its logging data, which name gloo and the options of its group."""
+
+    @functools.wraps(get)
+    def get_instead(model: Any) -> dict[str, Any]:
+        data, group = get(model), model.process_group
+        if communicator_of(group) is None or group.name() != GLOO:
+            return data
+        threads = group.options._threads
+        return {**data, "backend_name": GLOO, **config.gloo_network(), "gloo_num_threads": threads}
+
+    return get_instead
 
 
 @functools.cache

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from unisono.torch_backend.gloo_spans import gloo_name
 from unisono.torch_backend.private import hide_from_dynamo, is_profiling, span
 
 if TYPE_CHECKING:
@@ -40,9 +40,11 @@ class TracedCommunicator:
     Untraced calls go straight to the communicator, so they only check whether tracing must start.
     """
 
-    def __init__(self, comm: Any, history: History | None) -> None:
+    def __init__(self, comm: Any, history: History | None, *, spans_of_gloo: bool = False) -> None:
         self.comm = comm
         self._history = history
+        self._spans_of_gloo = spans_of_gloo
+        self._is_inside = False
 
     def __getattr__(self, name: str) -> Any:
         target = getattr(self.comm, name)
@@ -51,21 +53,50 @@ class TracedCommunicator:
             setattr(self, name, target)  # later calls find it without __getattr__
         return target
 
-    def _watching(self, name: str, target: Callable[..., Any]) -> Callable[..., Any]:
-        history = self._history
+    def as_one(self, name: str, read: list[torch.Tensor], issue: Callable[[], Any]) -> Any:
+        """Returns `issue()`, which makes several calls. If the spans are those of Gloo, which makes
+        one call of them, they have one span.
+        """
+        if not self._spans_of_gloo or self._is_inside or not is_profiling():
+            return issue()
+        self._is_inside = True
+        try:
+            with _span(gloo_name(name), read):
+                return issue()
+        finally:
+            self._is_inside = False
 
+    def _watching(self, name: str, target: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, async_op: bool = False) -> Any:
             read, written = (_listed(args, where) for where in _TENSORS[name])
-            with _span_of(name, read or written) if is_profiling() else nullcontext():
-                if history is None:
-                    return target(*args, async_op=async_op)
-                peer = args[_PEER_AT] if name in ("send", "recv") else None
-                entry = history.begin(name, read, written, peer)
-                result = target(*args, async_op=async_op)
-                entry.end_with(result if async_op else None)
-                return result
+            if self._is_inside or not is_profiling():
+                return self._recorded(name, target, args, read, written, async_op)
+            if self._spans_of_gloo:
+                named = _span(gloo_name(name, args), written if name == "recv" else read)
+            else:
+                named = _span(f"unisono:{name}", read or written)
+            with named:
+                return self._recorded(name, target, args, read, written, async_op)
 
         return call
+
+    def _recorded(
+        self,
+        name: str,
+        target: Callable[..., Any],
+        args: tuple[Any, ...],
+        read: list[torch.Tensor],
+        written: list[torch.Tensor],
+        async_op: bool,
+    ) -> Any:
+        """Makes the call, and records it if there is a history."""
+        if self._history is None:
+            return target(*args, async_op=async_op)
+        peer = args[_PEER_AT] if name in ("send", "recv") else None
+        entry = self._history.begin(name, read, written, peer)
+        result = target(*args, async_op=async_op)
+        entry.end_with(result if async_op else None)
+        return result
 
 
 def _listed(args: tuple[Any, ...], where: tuple[int, ...]) -> list[torch.Tensor]:
@@ -80,12 +111,12 @@ def _listed(args: tuple[Any, ...], where: tuple[int, ...]) -> list[torch.Tensor]
     return found
 
 
-def _span_of(name: str, tensors: list[torch.Tensor]) -> Any:
+def _span(name: str, tensors: list[torch.Tensor]) -> Any:
     nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     details: dict[str, Any] = {"bytes": nbytes}
     if tensors:
         details["dtype"] = str(tensors[0].dtype).removeprefix("torch.")
-    return span(f"unisono:{name}", tensors, details)
+    return span(name, tensors, details)
 
 
 hide_from_dynamo(TracedCommunicator)
