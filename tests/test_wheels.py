@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -68,6 +69,20 @@ def test_a_wheel_is_small_and_exports_one_symbol(wheel: Path, tmp_path: Path) ->
     command = ["nm", "--dynamic", "--defined-only", "--format=just-symbols", tmp_path / core]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["PyInit__native"]
+
+
+@pytest.mark.parametrize("wheel", _WHEELS, ids=lambda path: path.stem)
+def test_a_wheel_has_the_license_texts_of_what_it_links(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        texts = {
+            Path(name).name: archive.read(name).decode()
+            for name in archive.namelist()
+            if name.rpartition("/")[0].endswith(".dist-info/licenses")
+        }
+    assert set(re.findall(r"\w+\.txt", texts["NOTICE"])) | {"LICENSE", "NOTICE"} == set(texts)
+    for library in ("libcxx", "libcxxabi", "libunwind"):
+        assert "---- LLVM Exceptions to the Apache 2.0 License ----" in texts[f"{library}.txt"]
+    assert "Permission is hereby granted, free of charge" in texts["zig.txt"]
 
 
 @built

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
 from pathlib import Path
 
 import ziglang
@@ -115,7 +116,7 @@ def _unwinder(zig: Path, folder: Path, architecture: str) -> Path:
 
 
 def _audit(wheel: Path, out: Path, architecture: str) -> None:
-    """Checks symbols and size, and writes the wheel to `out` with its manylinux tag."""
+    """Checks symbols, licences and size, and writes the wheel to `out` with its manylinux tag."""
     if "-abi3-" in wheel.name:
         _run(_BIN / "abi3audit", "--strict", "--summary", wheel)
     # `auto`, because auditwheel names platforms of other architectures only by itself.
@@ -124,6 +125,11 @@ def _audit(wheel: Path, out: Path, architecture: str) -> None:
     glibc = re.search(r"manylinux_2_(\d+)", repaired.name)
     if glibc is None or int(glibc[1]) > _GLIBC_MINOR:
         sys.exit(f"{repaired.name}: expected manylinux_2_{_GLIBC_MINOR} or older")
+    with zipfile.ZipFile(repaired) as archive:
+        texts = {name.rpartition("/licenses/")[2] for name in archive.namelist()}
+    missing = set(re.findall(r"\w+\.txt", (_PROJECT / "NOTICE").read_text())) - texts
+    if missing:
+        sys.exit(f"{repaired.name}: NOTICE names licence texts that it lacks: {sorted(missing)}")
     size = repaired.stat().st_size
     if size > _LARGEST_WHEEL_BYTES:
         sys.exit(f"{repaired.name}: expected at most {_LARGEST_WHEEL_BYTES} bytes, found {size}")

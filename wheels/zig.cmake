@@ -12,3 +12,5 @@ set(CMAKE_EXE_LINKER_FLAGS_INIT -s)
 set(CMAKE_MODULE_LINKER_FLAGS_INIT "-s $ENV{UNWINDER} -Wl,--version-script=${CMAKE_CURRENT_LIST_DIR}/symbols.map")
 # The thread-local storage of this dialect loses vector registers before glibc 2.40 (its bug 31372).
 set(NB_HAS_MTLS_GNU2 OFF CACHE INTERNAL "")
+# The licences of the C++ runtime that is linked into the wheel (csrc/bind/licenses.cmake).
+get_filename_component(UNISONO_ZIG "$ENV{ZIG}" DIRECTORY)

@@ -20,6 +20,14 @@ copy_license(nanobind ${packages}/nanobind-*.dist-info/licenses/LICENSE ${packag
 get_filename_component(packages ${Python_NumPy_INCLUDE_DIR}/../../.. ABSOLUTE)
 copy_license(numpy ${packages}/numpy-*.dist-info/licenses/LICENSE.txt ${packages}/numpy-*.dist-info/LICENSE.txt)
 
+# `make wheels` links the C++ runtime of this folder statically.
+if(UNISONO_ZIG)
+  foreach(library libcxx libcxxabi libunwind)
+    copy_license(${library} ${UNISONO_ZIG}/lib/${library}/LICENSE.TXT)
+  endforeach()
+  copy_license(zig ${UNISONO_ZIG}/LICENSE)
+endif()
+
 # robin-map's licence is the first comment of its header.
 file(READ ${nanobind_DIR}/../ext/robin_map/include/tsl/robin_map.h header)
 string(FIND "${header}" "*/" end)
