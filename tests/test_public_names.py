@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import unisono
+from ranks import unique_name
 from unisono import errors
 
 SOURCE = Path(unisono.__file__).parent
@@ -90,15 +91,38 @@ def test_every_method_of_a_communicator_is_called_in_an_example() -> None:
     assert {name for name in names if f".{name}(" not in examples} == set()
 
 
-def test_importing_loads_neither_numpy_nor_torch_nor_native_code() -> None:
-    script = (
-        "import sys, unisono\n"
-        "loaded = {'torch', 'numpy', 'unisono._native'} & set(sys.modules)\n"
-        "assert not loaded, loaded\n"
-        "unisono.Communicator\n"
-        "assert 'torch' not in sys.modules\n"
+_UPPER_FOLDERS = (
+    "bench", "commands", "controller", "launch", "parallel", "planner", "recovery", "show",
+    "simulator", "topology", "torch_backend", "train",
+)  # fmt: skip
+_OPTIONAL = (
+    "asyncio", "cloudpickle", "cuda", "matplotlib", "mpi4py", "multiprocessing", "networkx",
+    "psutil", "pynvml", "rich", "scipy", "sklearn", "ssl", "torch", "typer", "unittest",
+)  # fmt: skip
+
+
+def _modules_after(code: str) -> set[str]:
+    """Returns the modules that a new interpreter has loaded for a program."""
+    script = f"import sys; before = set(sys.modules)\n{code}\nprint(*(set(sys.modules) - before))"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
-    subprocess.run([sys.executable, "-c", script], check=True)
+    return set(done.stdout.split())
+
+
+def test_importing_loads_only_the_errors() -> None:
+    loaded = _modules_after("import unisono")
+    assert {name for name in loaded if name.startswith("unisono")} == {"unisono", "unisono.errors"}
+    assert not loaded & {*_OPTIONAL, "numpy", "dataclasses", "inspect", "json", "socket"}
+
+
+def test_init_loads_no_package_that_it_does_not_need() -> None:
+    loaded = _modules_after(
+        f"import unisono; unisono.init(rank=0, size=1, rendezvous={unique_name()!r})"
+    )
+    assert {"numpy", "unisono._native", "unisono.communicator"} <= loaded
+    assert not {name.partition(".")[0] for name in loaded} & set(_OPTIONAL)
+    assert not loaded & {f"unisono.{folder}" for folder in _UPPER_FOLDERS}
 
 
 def test_one_module_reads_the_environment() -> None:

@@ -8,9 +8,13 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+import calls_at_exit
+from ranks import unique_name
 
 _PROJECT = Path(__file__).parents[1]
 _DIST = _PROJECT / "dist"
@@ -85,24 +89,56 @@ def test_a_wheel_has_the_license_texts_of_what_it_links(wheel: Path) -> None:
     assert "Permission is hereby granted, free of charge" in texts["zig.txt"]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bare:
+    """An environment with nothing but the wheel for its Python, which one command installed."""
+
+    minor: int
+    folder: Path
+
+    def run(self, *command: str | Path) -> subprocess.CompletedProcess[str]:
+        """Runs a program of the environment, which finds no other programs."""
+        program, *arguments = command
+        return subprocess.run(
+            [self.folder / "bin" / program, *arguments],
+            cwd=_PROJECT,
+            env={**os.environ, "PATH": str(self.folder / "bin")},
+            capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=_pythons().items(), ids=lambda item: f"3.{item[0]}")
+def bare(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bare:
+    minor, python = request.param
+    (command,) = re.findall(
+        r"`(pip install [^`]* dist [^`]*)`", (_PROJECT / "README.md").read_text()
+    )
+    words = command.split()
+    assert words[-2:] == ["unisono", "torch"]  # torch takes minutes, and what it needs is its own
+    found = Bare(minor=minor, folder=tmp_path_factory.mktemp("bare"))
+    subprocess.run([python, "-m", "venv", found.folder], check=True)
+    done = found.run(*words[:-1], "--quiet")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return found
+
+
 @built
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("minor", "python"), _pythons().items())
-def test_a_bare_environment_needs_one_command(minor: int, python: str, tmp_path: Path) -> None:
-    tag = "cp311-cp311" if minor == 11 else "cp312-abi3"
-    (wheel,) = _DIST.glob(f"*-{tag}-*{os.uname().machine}.whl")
-    subprocess.run([python, "-m", "venv", tmp_path / "bare"], check=True)
-    folder = tmp_path / "bare" / "bin"
-    nothing_else = {**os.environ, "PATH": str(folder)}
-    for command in (
-        [folder / "pip", "install", "--quiet", "--only-binary=:all:", wheel],
-        [folder / "unisono", "check", "-n", "2"],
-    ):
-        done = subprocess.run(
-            command, env=nothing_else, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+def test_a_bare_environment_needs_one_command(bare: Bare) -> None:
+    done = bare.run("unisono", "check", "-n", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
     assert "This machine works." in done.stdout
+    (wheel,) = bare.folder.glob("lib/python3.*/site-packages/unisono-*.dist-info/WHEEL")
+    tag = "cp311-cp311" if bare.minor == 11 else "cp312-abi3"
+    assert re.search(rf"Tag: {tag}-.*{os.uname().machine}", wheel.read_text())
+
+
+@built
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("call", calls_at_exit.CALLS)
+def test_the_interpreter_ends_during_a_call_of_a_daemon_thread(bare: Bare, call: str) -> None:
+    done = bare.run("python", "-c", calls_at_exit.program(call, unique_name()))
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @built

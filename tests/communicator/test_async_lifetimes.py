@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import calls_at_exit
 import unisono
 from ranks import Threads, unique_name
 from unisono import AbortedError, Communicator, native
@@ -46,6 +47,7 @@ def test_a_dropped_handle_still_completes(threads: World) -> None:
 DROPPED_HANDLES = """
 import sys, threading
 import numpy as np
+import calls_at_exit
 import unisono
 
 def rank():
@@ -84,39 +86,9 @@ def test_dropped_handles_do_not_free_memory_in_use(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-CALLS_AT_THE_END = """
-import threading, time
-import numpy as np
-import unisono
-
-def join(rank):
-    comms[rank] = unisono.init(rank=rank, size=2, rendezvous="NAME")
-
-comms = [None, None]
-threads = [threading.Thread(target=join, args=(rank,)) for rank in range(2)]
-for thread in threads:
-    thread.start()
-for thread in threads:
-    thread.join()
-one, other = comms
-
-def call():
-    try:
-        while True:
-            one.CALL
-    except unisono.CommunicationError:  # closed, or the other rank has left before
-        pass
-
-threading.Thread(target=call, daemon=True).start()
-time.sleep(0.05)
-"""
-
-
-@pytest.mark.parametrize(
-    "call", ["barrier()", "recv(np.ones(3), 1)", "all_gather_v(np.ones(3), async_op=True)"]
-)
+@pytest.mark.parametrize("call", calls_at_exit.CALLS)
 def test_the_interpreter_ends_during_a_call_of_a_daemon_thread(call: str) -> None:
-    program = CALLS_AT_THE_END.replace("NAME", unique_name()).replace("CALL", call)
+    program = calls_at_exit.program(call, unique_name())
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=110, check=False
     )
