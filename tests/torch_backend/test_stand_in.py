@@ -177,6 +177,9 @@ SPANNED = {
     "all_to_all": lambda group, rank: group.alltoall_base(
         torch.empty(4, 3), torch.ones(4, 3), [], [], dist.AllToAllOptions()
     ),
+    "all_to_all with sizes": lambda group, rank: group.alltoall_base(
+        torch.empty(4, 3), torch.ones(4, 3), [1] * 4, [1] * 4, dist.AllToAllOptions()
+    ),
     "barrier": lambda group, rank: group.barrier(dist.BarrierOptions()),
     "send and recv": lambda group, rank: (
         group.recv([torch.ones(6)], rank - 1, 0)

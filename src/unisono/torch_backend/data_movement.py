@@ -152,11 +152,11 @@ class DataMovement(GroupBase):
         """
         source, target = movable(input), movable(output)
         if not (output_split_sizes or input_split_sizes):
-            return self._all_to_all(target, source, [output], opts, timeout)
+            return self._all_to_all(target, source, [input], [output], opts, timeout)
         ranks = self.communicator.size
         sources = movable_list(split_rows(input, input_split_sizes, ranks))
         targets = movable_list(split_rows(output, output_split_sizes, ranks))
-        return self._all_to_all(targets, sources, [output], opts, timeout)
+        return self._all_to_all(targets, sources, [input], [output], opts, timeout)
 
     def alltoall(
         self,
@@ -166,7 +166,8 @@ class DataMovement(GroupBase):
         timeout: timedelta | None = None,
     ) -> WorkBase:
         """Sends one tensor to every rank and receives one from every rank; lengths may differ."""
-        return self._all_to_all(movable_list(outputs), movable_list(inputs), outputs, opts, timeout)
+        targets, sources = movable_list(outputs), movable_list(inputs)
+        return self._all_to_all(targets, sources, inputs, outputs, opts, timeout)
 
     def send(self, tensors: list[torch.Tensor], rank: int, tag: int = 0) -> WorkBase:
         """Begins a send of a tensor to a rank of the group."""
@@ -193,18 +194,19 @@ class DataMovement(GroupBase):
         self,
         target: Any,
         source: Any,
+        read: list[torch.Tensor],
         results: list[torch.Tensor],
         opts: Any,
         timeout: timedelta | None,
     ) -> WorkBase:
         if timeout is not None or isinstance(opts, timedelta):
             with self._within(opts if timeout is None else timeout):
-                return self._all_to_all(target, source, results, None, None)
+                return self._all_to_all(target, source, read, results, None, None)
         self._begin()
-        if opts is None or opts.asyncOp:
-            return self._pending(self._comm.all_to_all(source, target, async_op=True), results)
-        self._comm.all_to_all(source, target)
-        return DONE
+        later = opts is None or opts.asyncOp
+        issue = partial(self._comm.all_to_all, source, target, async_op=later)
+        handle = self._as_one("all_to_all", read, issue)
+        return self._pending(handle, results) if later else DONE
 
     # Names in older torch versions and in code for those versions.
     _allgather_base = all_gather_single
