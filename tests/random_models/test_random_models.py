@@ -55,6 +55,9 @@ def test_case_of_seed(seed):
         ("parameter used twice with a split backward", "equal"),
         ("checkpoint called twice with a split backward", "equal"),
         ("spectral norm in eval mode", "equal"),
+        ("module twice in a traced model", "equal"),
+        ("result that its own graph needs, with a split backward", "equal"),
+        ("pairs of layers whose parts differ, in a pipeline", "equal"),
         ("hook that is not linear, with ignored targets", "equal"),
     ],
 )

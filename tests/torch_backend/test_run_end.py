@@ -135,6 +135,25 @@ def own_refusals_and_interrupts(world):
             run.mesh.close()
 
 
+def own_other_calls_after_the_end(world):
+    """Tests calls of ranks that have finished the step in which one rank ended the run."""
+    for name in ("save", "report", "passes"):
+        with turn(call=name):
+            run = a_run("dp=4")
+            run.step(*batch())
+            if world.rank == FAILING:
+                arm(run, "optimizer", TypeError("the value is odd"))
+                with pytest.raises(TypeError):
+                    run.step(*batch())
+            else:
+                run.step(*batch())
+                call = getattr(run, name)
+                with pytest.raises(AbortedError, match=f"rank {FAILING} failed in step 2: "):
+                    call("unused") if name == "save" else call()
+            run.mesh.close()
+            dist.barrier()
+
+
 def own_a_new_run_after_the_end(world):
     """Tests that the same process group trains a new run to the losses of an undisturbed one."""
     text = "tp=2,pp=2"

@@ -8,6 +8,7 @@ from torch import nn
 from unisono.parallel.divisible import Balanced, Divisible
 from unisono.parallel.layers import LayoutDropout
 from unisono.parallel.run.model_stages import ModelStage, is_sequence, stage_count, stage_names
+from unisono.parallel.run.rank_agreement import of_rank_0
 from unisono.parallel.run.traced_stages import traced_stages
 from unisono.planner import Layout
 
@@ -17,13 +18,14 @@ def all_stages(
 ) -> list[nn.Module]:
     """Returns the stages of a layout's pipeline; the model itself without a pipeline.
 
-    The stages share the model's parameters. `example`: inputs of a batch, for a model that is not
-    an `nn.Sequential`. Raises `ValueError` if the model cannot be cut.
+    Collective. The stages share the model's parameters. `example`: inputs of a batch, for a model
+    that is not an `nn.Sequential`. Raises `ValueError` if the model cannot be cut.
     """
     if layout.pp == 1:
         return [model]
     if is_sequence(model) or example is None:
-        return [ModelStage(model, names) for names in stage_names(model, layout)]
+        every = of_rank_0(lambda: stage_names(model, layout))
+        return [ModelStage(model, names) for names in every]
     for module in model.modules():
         if isinstance(module, Divisible | Balanced | LayoutDropout):
             raise ValueError(

@@ -41,3 +41,24 @@ def first_message(own: str | None) -> str | None:
     return next(
         (f"rank {rank}: {text}" for rank, text in enumerate(texts) if text is not None), None
     )
+
+
+def of_rank_0(decide: Callable[[], _T]) -> _T:
+    """Returns the result of a function on rank 0, on all ranks. Collective.
+
+    For decisions that depend on this rank's part of a model, such as the cuts of a pipeline, which
+    ranks of `tp` would make at different places. Raises the `ValueError` of rank 0 on all ranks.
+    """
+    if not dist.is_initialized():
+        return decide()
+    found: list[Any] = [None, None]
+    if dist.get_rank() == 0:
+        try:
+            found[0] = decide()
+        except ValueError as error:
+            found[1] = str(error)
+    dist.broadcast_object_list(found, src=0)
+    result, refusal = found
+    if refusal is not None:
+        raise ValueError(refusal)
+    return result  # type: ignore[no-any-return]

@@ -104,7 +104,7 @@ class RunCheckpoints:
         except ValueError as error:
             problem = str(error)
         found: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(found, problem)
+        dist.all_gather_object(found, problem, group=self._mesh.all_ranks)
         if any(found):
             raise ValueError(next(filter(None, found)))
         return blocks
@@ -113,7 +113,7 @@ class RunCheckpoints:
         """Returns what differs between the checkpoint and this model. Collective."""
         model = self._model_blocks() + self._loss.saved(checkpoint.tensors)
         held: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(held, [each.name for each in model])
+        dist.all_gather_object(held, [each.name for each in model], group=self._mesh.all_ranks)
         known = {name for names in held for name in names}
         states = saved_states(checkpoint.tensors)
         known |= {state_name(name, each) for name, found in states.items() for each in found}

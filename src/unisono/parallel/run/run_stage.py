@@ -271,7 +271,8 @@ class RunStage(_Base):  # type: ignore[misc]
         found: Sequence[torch.Tensor | None] = [None] * len(passes.leaves)
         if rest:
             arguments = {
-                "stage_output": [results[place] for place in rest],
+                # torch detaches these in place, and a graph may need its own results
+                "stage_output": [without_view(results[place]) for place in rest],
                 "output_grads": None if self.is_last else [gradients[place] for place in rest],
                 "input_values": passes.leaves,
             }

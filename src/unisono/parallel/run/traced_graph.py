@@ -73,14 +73,16 @@ def _quiet() -> Iterator[None]:
 
 def _refuse_functions(model: nn.Module, example: torch.Tensor, mode: Any) -> None:
     """Raises `ValueError` if the model uses an autograd function that is written in Python."""
+    # Each place once: for a module with two names, functional_call would not restore the tensors.
     tensors = {
-        name: mode.from_tensor(value, static_shapes=True)
-        for name, value in (*model.named_parameters(), *model.named_buffers())
+        f"{prefix}.{key}" if prefix else key: mode.from_tensor(value, static_shapes=True)
+        for prefix, module in model.named_modules()
+        for key, value in (*module._parameters.items(), *module._buffers.items())
+        if value is not None
     }
+    inputs = (mode.from_tensor(example, static_shapes=True),)
     with mode:
-        output = torch.func.functional_call(
-            model, tensors, (mode.from_tensor(example, static_shapes=True),)
-        )
+        output = torch.func.functional_call(model, tensors, inputs, tie_weights=False)
     waiting, seen = [output.grad_fn], set[Any]()
     while waiting:
         node = waiting.pop()

@@ -15,6 +15,7 @@ from torch import fx, nn
 
 from unisono.parallel.run.graph_cuts import choose_cuts
 from unisono.parallel.run.graph_operations import GraphOperations, memory_of, written_by
+from unisono.parallel.run.rank_agreement import of_rank_0
 from unisono.parallel.run.traced_graph import trace
 
 
@@ -47,6 +48,7 @@ class TracedStage(fx.GraphModule):
 
 def traced_stages(model: nn.Module, example: torch.Tensor, stages: int) -> list[TracedStage]:
     """Cuts a model into stages with similar numbers of FLOPs. No weight is copied.
+    Collective.
 
     `example`: the inputs of a microbatch. The stages take inputs of this shape only. Parameters
     that the forward pass does not use belong to the first stage. Raises `ValueError` for a model
@@ -54,7 +56,8 @@ def traced_stages(model: nn.Module, example: torch.Tensor, stages: int) -> list[
     """
     traced = trace(model, example)
     operations = GraphOperations.of(traced)
-    firsts = choose_cuts(operations.costs(), operations.crossing_bytes(), stages)
+    costs, crossing = operations.costs(), operations.crossing_bytes()
+    firsts = of_rank_0(lambda: choose_cuts(costs, crossing, stages))
     found = []
     for first, end in zip(firsts, [*firsts[1:], len(operations.nodes)], strict=True):
         found.append(_stage(operations, first, end))
