@@ -50,6 +50,7 @@ class GroupBase(NamedGroup):
         # Runs at shutdown, or at the end of the interpreter.
         self._leave = weakref.finalize(self, _leave, comm, self._completer, self.history)
         self._placeholder = attach_placeholder(self, comm.rank, comm.size)
+        self.own_devices = ["cpu"]
 
     def _begin(self) -> None:
         """Counts a call at its start. Starts or stops tracing when torch's profiler starts or

@@ -1,4 +1,6 @@
-"""The name to which a process group answers: its backend's, or that of the backend it replaces."""
+"""The name to which a process group answers: its backend's, or that of the backend it replaces; and
+the devices for which torch finds a backend.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,13 @@ from typing import Any
 import torch
 
 from unisono.torch_backend import BACKEND_NAME
+from unisono.torch_backend.missing_methods import DeviceBackend
 from unisono.torch_backend.private import (
     ProcessGroupBase,
     gloo_class,
     gloo_options,
     hide_from_dynamo,
+    other_device_types,
 )
 
 
@@ -21,6 +25,8 @@ class NamedGroup(ProcessGroupBase):  # type: ignore[misc]
 
     communicator: Any
     global_ranks: list[int]
+    own_devices: list[str]
+    _placeholder: Any
     _stands_in = False  # torch asks for `__class__` before __init__ has run
 
     def stand_in(self) -> None:
@@ -51,7 +57,13 @@ class NamedGroup(ProcessGroupBase):  # type: ignore[misc]
     def _get_backend(self, device: torch.device) -> Any:
         if self._stands_in and device.type == "cpu":
             return self  # torch's functions check its type and set its timeout
+        if device.type in self.own_devices:
+            return DeviceBackend(self._placeholder)
         return super()._get_backend(device)
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [*map(torch.device, self.own_devices), *other_device_types(self)]
 
     @property
     def options(self) -> Any:
