@@ -14,6 +14,8 @@ from torch import distributed as dist
 from torch.distributed import _functional_collectives as functional
 
 from torch_backend.contributions import contribution, contributions, require_equal
+from torch_backend.torch_version import needs_torch
+from unisono.torch_backend import all_gather_single, reduce_scatter_single
 
 pytestmark = pytest.mark.torch
 RANKS = 3
@@ -120,7 +122,7 @@ def moves(world, dtype, layout, group):
     require_same(output, everyone[left])
     if layout == "plain":
         output = torch.zeros(4 * world.size, 6).to(dtype)
-        dist.all_gather_single(output, mine, group=group)
+        all_gather_single(output, mine, group=group)
         require_same(output, torch.cat([t.float() for t in everyone]).to(dtype))
         given = torch.cat([mine.float()] * 3).to(dtype)
         dist.all_to_all_single(output, given, group=group)
@@ -172,7 +174,7 @@ def reduces(world, dtype, op, reference, group):
     dist.reduce_scatter(output, [made(world, dtype, shape) for _ in ranks], op, group=group)
     require_same(output, expected)
     rows = torch.empty(1, 5, dtype=dtype)
-    dist.reduce_scatter_single(rows, made(world, dtype, shape), op, group=group)
+    reduce_scatter_single(rows, made(world, dtype, shape), op, group=group)
     require_same(rows, expected[world.rank : world.rank + 1])
 
 
@@ -315,7 +317,19 @@ def check_functional_collectives_in_place(world):
     require_same(mine, total)
 
 
+def check_collectives_by_their_newest_names(world):
+    needs_torch("2.13", "it has no collectives of these names")
+    mine = torch.arange(6.0) + world.rank
+    everyone = [torch.arange(6.0) + rank for rank in range(world.size)]
+    whole, share = torch.empty(6 * world.size), torch.empty(6 // world.size)
+    dist.all_gather_single(whole, mine)
+    require_same(whole, torch.cat(everyone))
+    dist.reduce_scatter_single(share, mine)
+    require_same(share, sum(everyone).chunk(world.size)[world.rank])
+
+
 def check_functional_collectives_by_their_newest_names(world):
+    needs_torch("2.13", "it has no functional collectives of these names")
     group, mine = dist.group.WORLD, torch.arange(6.0) + world.rank
     everyone = [torch.arange(6.0) + rank for rank in range(world.size)]
     whole, share = torch.cat(everyone), sum(everyone).chunk(world.size)[world.rank]

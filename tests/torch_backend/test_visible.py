@@ -16,7 +16,7 @@ from torch import distributed as dist
 
 from unisono import Communicator
 from unisono.errors import CollectiveTimeoutError
-from unisono.torch_backend import flight_recorder
+from unisono.torch_backend import all_gather_single, flight_recorder, reduce_scatter_single
 from unisono.torch_backend.history import History
 
 pytestmark = pytest.mark.torch
@@ -41,7 +41,7 @@ def spans_of(call):
 def own_spans_of_blocking_calls(world):
     def call():
         dist.all_reduce(torch.ones(3, 4))
-        dist.all_gather_single(torch.empty(6), torch.ones(3))
+        all_gather_single(torch.empty(6), torch.ones(3))
         dist.barrier()
 
     spans = spans_of(call)
@@ -131,7 +131,7 @@ def own_dump_is_readable_by_torchs_tool(world):
     def calls(group):
         dist.all_reduce(torch.ones(2, 3), group=group)
         dist.all_gather([torch.empty(4) for _ in range(2)], torch.ones(4), group=group)
-        dist.reduce_scatter_single(torch.empty(2), torch.ones(4), group=group)
+        reduce_scatter_single(torch.empty(2), torch.ones(4), group=group)
         dist.gather(torch.ones(3), [torch.empty(3)] * 2 if world.rank == 0 else None, group=group)
         dist.barrier(group)
 

@@ -13,6 +13,7 @@ from unisono.errors import CommunicationError
 from unisono.torch_backend import flight_recorder
 from unisono.torch_backend.convert import seconds
 from unisono.torch_backend.history import History
+from unisono.torch_backend.missing_methods import DeviceBackend
 from unisono.torch_backend.named_group import NamedGroup
 from unisono.torch_backend.pending_work import DONE, CombinedHandle, Completer, pending
 from unisono.torch_backend.private import (
@@ -49,7 +50,7 @@ class GroupBase(NamedGroup):
         self._completer = Completer()
         # Runs at shutdown, or at the end of the interpreter.
         self._leave = weakref.finalize(self, _leave, comm, self._completer, self.history)
-        self._placeholder = attach_placeholder(self, comm.rank, comm.size)
+        self._own_backend = DeviceBackend(attach_placeholder(self, comm.rank, comm.size))
         self.own_devices = ["cpu"]
 
     def _begin(self) -> None:

@@ -41,6 +41,8 @@ class DeviceBackend:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._placeholder, name)
+        if isinstance(found, bool):
+            return False  # whatever the placeholder supports
         if not callable(found) or name in BACKEND_METHODS:
             return found
         return _refused(name, "backends", "call the method of the process group, or a function in")

@@ -26,7 +26,7 @@ class NamedGroup(ProcessGroupBase):  # type: ignore[misc]
     communicator: Any
     global_ranks: list[int]
     own_devices: list[str]
-    _placeholder: Any
+    _own_backend: DeviceBackend
     _stands_in = False  # torch asks for `__class__` before __init__ has run
 
     def stand_in(self) -> None:
@@ -58,8 +58,10 @@ class NamedGroup(ProcessGroupBase):  # type: ignore[misc]
         if self._stands_in and device.type == "cpu":
             return self  # torch's functions check its type and set its timeout
         if device.type in self.own_devices:
-            return DeviceBackend(self._placeholder)
+            return self._own_backend
         return super()._get_backend(device)
+
+    get_backend = _get_backend
 
     @property
     def _device_types(self) -> list[torch.device]:

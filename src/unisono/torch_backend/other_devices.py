@@ -60,7 +60,15 @@ class OtherBackends:
         """
         kept = {device: self.backends[device] for device in devices}
         chosen = () if kept == self.backends else ([torch.device(device) for device in kept],)
-        part = self.group.split_group(ranks, timeout, options, name, description, *chosen)
+        try:
+            part = self.group.split_group(ranks, timeout, options, name, description, *chosen)
+        except TypeError as error:
+            if not chosen:
+                raise
+            raise UnsupportedError(
+                f"split_group: torch {torch.__version__} splits {', '.join(self.backends)} only "
+                f"together, not {', '.join(kept)} alone: leave device_types out"
+            ) from error
         return None if part is None else OtherBackends(group=part, backends=kept)
 
     def recreate(self, comm: Any, store: Any, global_ranks: list[int], name: str) -> OtherBackends:

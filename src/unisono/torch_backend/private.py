@@ -134,8 +134,9 @@ def run_after_backward(callback: Callable[[], None]) -> None:
 _named_by_program: Callable[[], str] = getattr(_c10d, "_get_comm_profiling_name", str)
 
 GROUP_METHODS: Final = frozenset((
-    "_backend_id", "_has_hooks", "_id", "_pybind11_conduit_v1_", "_register_backend",
-    "_set_default_backend", "_set_group_desc", "_set_group_name", "boxed", "rank", "size", "unbox",
+    "_add_ephemeral_timeout", "_backend_id", "_has_hooks", "_id", "_pybind11_conduit_v1_",
+    "_register_backend", "_set_default_backend", "_set_group_desc", "_set_group_name", "boxed",
+    "rank", "size", "unbox",
 ))  # fmt: skip
 """Methods of torch's process group that work for every group, whatever its backends."""
 
