@@ -426,10 +426,7 @@ def split_groups(module: Any) -> list[Any]:
     """Returns the groups of parameters that `fully_shard` splits for a module. A group has a list
     `fsdp_params`, and a method `post_backward` that sums the gradients of all ranks.
     """
-    state = module._get_fsdp_state()
-    if hasattr(state, "_fsdp_param_groups"):
-        return list(state._fsdp_param_groups)
-    return [state._fsdp_param_group] if state._fsdp_param_group else []  # torch 2.9
+    return list(module._get_fsdp_state()._fsdp_param_groups)
 
 
 def whole_parameter(parameter: Any) -> Any:

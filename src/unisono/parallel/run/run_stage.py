@@ -73,7 +73,6 @@ class RunStage(_Base):  # type: ignore[misc]
         """`number`: that of the stage, of `count` stages. `group`: the ranks of the pipeline."""
         super().__init__(module, number, count, torch.device("cpu"), group)
         self.args_recv_info = {0: ()}  # torch looks here for connections that skip stages
-        self.output_chunks = [torch.empty(0)]  # torch before 2.13 merges results after each step
         self.inputs: Sequence[torch.Tensor] = ()
         """The microbatches of the step, for the first stage."""
         self._shared, self._microbatches = passes, microbatches
