@@ -95,8 +95,8 @@ def test_every_method_passes_device_tensors_on(group, recorded):
 def test_every_method_that_takes_tensors_is_routed():
     takes_none = {
         "abort", "barrier", "derived", "getBackendName", "get_backend", "get_group_store",
-        "monitored_barrier", "name", "rank", "set_timeout", "shrink_group", "shutdown", "size",
-        "split_group", "stand_in",
+        "monitored_barrier", "name", "rank", "set_timeout", "shrink_group", "serve", "shutdown",
+        "size", "split_group", "stand_in",
     }  # fmt: skip
     ours = [cls for cls in ProcessGroup.__mro__ if "unisono" in cls.__module__]
     methods = {

@@ -13,10 +13,10 @@ from unisono.torch_backend import BACKEND_NAME
 from unisono.torch_backend.missing_methods import DeviceBackend
 from unisono.torch_backend.private import (
     ProcessGroupBase,
+    device_types,
     gloo_class,
     gloo_options,
     hide_from_dynamo,
-    other_device_types,
 )
 
 
@@ -25,7 +25,7 @@ class NamedGroup(ProcessGroupBase):  # type: ignore[misc]
 
     communicator: Any
     global_ranks: list[int]
-    own_devices: list[str]
+    own_devices: list[str]  # served by unisono, not by another backend
     _own_backend: DeviceBackend
     _stands_in = False  # torch asks for `__class__` before __init__ has run
 
@@ -65,7 +65,8 @@ class NamedGroup(ProcessGroupBase):  # type: ignore[misc]
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return [*map(torch.device, self.own_devices), *other_device_types(self)]
+        others = (each for each in device_types(self) if each.type not in self.own_devices)
+        return [*map(torch.device, self.own_devices), *others]
 
     @property
     def options(self) -> Any:

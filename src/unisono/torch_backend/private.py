@@ -35,6 +35,8 @@ ProcessGroupBase: Any = dist.ProcessGroup
 PRIVATE_NAMES: Final = (
     "torch._C._distributed_c10d.Work",
     "torch._C._distributed_c10d.FakeProcessGroup",
+    "torch._C._distributed_c10d.FakeProcessGroup.Options",
+    "torch._C._distributed_c10d.FakeProcessGroup.Options.error_on_collective",
     "torch._C._distributed_c10d.FakeProcessGroup._create_internal",
     "torch._C._distributed_c10d.ProcessGroup._register_backend",
     "torch._C._distributed_c10d.ProcessGroup._set_default_backend",
@@ -102,6 +104,8 @@ PRIVATE_NAMES: Final = (
 )
 
 WHERE_MISSING: Final[Mapping[str, str]] = {
+    "torch._C._distributed_c10d.FakeProcessGroup.Options.error_on_collective": "torch 2.9: torch "
+    "finds no backend for the CPU",
     "torch._C._distributed_c10d.FakeProcessGroup._create_internal": "torch 2.9: the constructor",
     "torch._C._distributed_c10d._get_comm_profiling_name": "before 2.13: calls have no own names",
     "torch._C._distributed_c10d.ProcessGroup._set_sequence_number_for_group": "2.15: torch does "
@@ -240,32 +244,44 @@ def groups_of_torch() -> list[Any]:
     return list(_torch_groups._world.pg_map)
 
 
-_NO_DEVICE: Final = torch.device("meta")
+_PLACEHOLDERS_RAISE: Final = hasattr(_c10d.FakeProcessGroup.Options, "error_on_collective")
+_NO_DATA: Final = torch.device("meta")
 
 
 def attach_placeholder(group: Any, rank: int, size: int) -> Any:
     """Attaches the C++ backend object that the C++ part of a Python process group needs.
 
-    Torch stores the group's name and description in a C++ backend. This placeholder transfers no
-    data and raises no error, so it serves tensors without data: torch's C++ code finds no backend
-    for the CPU, and raises, where it does not call the group's methods. The caller must keep the
-    returned object.
+    Torch stores the group's name and description in a C++ backend, and asks it for features. This
+    placeholder transfers no data: collectives that reach it raise. In torch 2.9 they would return,
+    so there it serves tensors without data, and torch's C++ code finds no backend for the CPU. The
+    caller must keep the returned object.
 
     Its type is not CUSTOM: a group has only one backend of each type, and plug-ins for other
     devices have that type.
     """
+    options = _c10d.FakeProcessGroup.Options()
+    if _PLACEHOLDERS_RAISE:
+        options.error_on_collective = True
     create = getattr(_c10d.FakeProcessGroup, "_create_internal", _c10d.FakeProcessGroup)
-    placeholder: Any = create(rank, size)
+    placeholder: Any = create(rank, size, options)
     kind = dist.ProcessGroup.BackendType.UNDEFINED
-    group._register_backend(_NO_DEVICE, kind, placeholder)
+    device = torch.device("cpu") if _PLACEHOLDERS_RAISE else _NO_DATA
+    group._register_backend(device, kind, placeholder)
     group._set_default_backend(kind)
     return placeholder
 
 
-def other_device_types(group: Any) -> list[torch.device]:
-    """Returns the devices for which a group has a C++ backend that transfers data."""
+def serve_device(group: Any, device: str, placeholder: Any) -> None:
+    """Adds a group's placeholder for the tensors of another device."""
+    if _PLACEHOLDERS_RAISE:
+        kind = dist.ProcessGroup.BackendType.UNDEFINED
+        group._register_backend(torch.device(device), kind, placeholder)
+
+
+def device_types(group: Any) -> list[torch.device]:
+    """Returns the devices for which a group has C++ backends, except for tensors without data."""
     found = ProcessGroupBase._device_types.__get__(group)
-    return [device for device in found if device != _NO_DEVICE]
+    return [device for device in found if device != _NO_DATA]
 
 
 MAKING: Final = (
