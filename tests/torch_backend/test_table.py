@@ -6,6 +6,8 @@ that gloo supports, both must give equal results. Other cases are compared with 
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import numpy as np
 import pytest
 import torch
@@ -15,7 +17,7 @@ from torch.distributed import _functional_collectives as functional
 
 from torch_backend.contributions import contribution, contributions, require_equal
 from torch_backend.torch_version import needs_torch
-from unisono.torch_backend import all_gather_single, reduce_scatter_single
+from unisono.torch_backend import _devices, all_gather_single, reduce_scatter_single
 
 pytestmark = pytest.mark.torch
 RANKS = 3
@@ -266,7 +268,8 @@ def own_sparse_sums_of_any_shape(world):
 def check_queries_about_groups(world):
     assert dist.is_initialized() and dist.is_backend_available(world.backend)
     assert dist.get_pg_count() >= 1
-    assert dist.get_backend_config() == f"cpu:{world.backend}" or "gloo" in world.backend
+    served = ",".join(f"{device}:{world.backend}" for device in _devices())
+    assert dist.get_backend_config() == served or "gloo" in world.backend
     assert dist.get_default_backend_for_device("cpu") == "gloo"
     group = dist.new_group([0, 2])
     if world.rank != 1:
@@ -326,6 +329,28 @@ def check_collectives_by_their_newest_names(world):
     require_same(whole, torch.cat(everyone))
     dist.reduce_scatter_single(share, mine)
     require_same(share, sum(everyone).chunk(world.size)[world.rank])
+
+
+def check_functions_of_torch_2_15(world):
+    needs_torch("2.15", "it does not have these functions")
+    mine, everyone = torch.arange(3.0) + world.rank, torch.arange(world.size)
+    whole = torch.zeros(2, 3 * world.size)
+    outputs = whole if world.rank == 1 else (None, None)
+    dist.gather_single(mine, outputs[0], 1)
+    dist.gather_into_tensor(mine, outputs[1], 1, async_op=True).wait()
+    if world.rank == 1:
+        expected = (torch.arange(3.0) + everyone[:, None]).flatten()
+        require_same(whole[0], expected)
+        require_same(whole[1], expected)
+    dist.set_timeout(timedelta(seconds=31))
+    share, pieces = torch.empty(3), [mine + rank for rank in range(world.size)]
+    functional.reduce_scatter_inplace(share, pieces)
+    require_same(
+        share, sum(torch.arange(3.0) + rank for rank in everyone) + world.size * world.rank
+    )
+    reduced = functional.all_reduce_coalesced([mine, mine + 1], "sum", dist.group.WORLD)
+    first, second = functional.wait_tensors(reduced)
+    require_same(second, first + world.size)
 
 
 def check_functional_collectives_by_their_newest_names(world):
