@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import distributed as dist
 
+from torch_backend.torch_version import needs_torch
 from unisono import Communicator
 from unisono.errors import CollectiveTimeoutError
 from unisono.torch_backend import all_gather_single, flight_recorder, reduce_scatter_single
@@ -65,6 +66,7 @@ def own_spans_of_a_work_and_of_ddp(world):
 
 
 def own_spans_named_by_the_program(world):
+    needs_torch("2.13", "it has no dist.record_comm")
     with torch.profiler.profile() as profile, dist.record_comm("gradients"):
         dist.all_reduce(torch.ones(3))
     assert "gradients" in [event.name for event in profile.events()]
