@@ -2,8 +2,9 @@
 
     python tests/torch_versions.py ==2.9.0
 
-The environment is `build/torch/VERSION`. It contains the newest version that the requirement
-permits, from PyPI: pip's configuration is ignored, since it may prefer another build of torch.
+The environment is `build/torch/VERSION`, or `build/torch/newest` for a requirement such as `>=2.9`.
+It contains the newest version that the requirement permits, from PyPI: pip's configuration is
+ignored, except for its certificates, since it may prefer another build of torch.
 """
 
 from __future__ import annotations
@@ -25,9 +26,12 @@ _PACKAGES = (
 
 def main(requirement: str) -> int:
     """Returns the exit status of pytest."""
-    folder = _ROOT / "build" / "torch" / re.sub(r"[^\d.]", "", requirement).strip(".")
+    exact = re.sub(r"[^\d.]", "", requirement).strip(".")
+    folder = _ROOT / "build" / "torch" / (exact if requirement.startswith("==") else "newest")
     python = folder / "bin" / "python"
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("PIP_")}
+    environment = {
+        k: v for k, v in os.environ.items() if not k.startswith("PIP_") or k == "PIP_CERT"
+    }
     environment |= {
         "PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": "https://pypi.org/simple",
         "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}",

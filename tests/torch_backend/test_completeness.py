@@ -20,6 +20,7 @@ pytestmark = pytest.mark.torch
 
 # Public functions of torch.distributed that a CPU group cannot support, or that do not use a group.
 NOT_OURS = {
+    "get_backend_impl": "returns what `_get_backend` returns: test_missing_methods",
     "record_comm": "a context manager: test_visible",
     "shrink_group": "for C++ backends: test_shrink has its equivalent",
     "get_node_local_rank": "reads the launcher's environment",

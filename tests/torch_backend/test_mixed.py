@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from torch_backend.on_device import DEVICE, on_device, zeros
+from torch_backend.torch_version import needs_torch
 from unisono.errors import MismatchError, UnsupportedError
 from unisono.torch_backend import Options, reserved
 from unisono.torch_backend.process_group import ProcessGroup
@@ -154,6 +155,7 @@ def bound_to_device():
 def own_torchs_split_of_groups_bound_to_a_device(world):
     # With Gloo only, this sometimes hangs, since torch gives all groups of a split the same name,
     # and Gloo's ranks find each other by name.
+    needs_torch("2.13", "its split_group asks for the backend of CUDA, whatever the accelerator")
     options = dist.ProcessGroupGloo._Options()
     options._devices = [dist.ProcessGroupGloo.create_default_device()]
     with bound_to_device():

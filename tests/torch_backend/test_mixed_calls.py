@@ -16,9 +16,10 @@ from torch.testing._internal.distributed import fake_pg  # noqa: F401 - register
 
 from torch_backend.on_device import DEVICE, on_device
 from unisono.errors import UnsupportedError
-from unisono.torch_backend import Options, private, reserved
+from unisono.torch_backend import Options, missing_methods, private, reserved
 from unisono.torch_backend.group_creation import create
 from unisono.torch_backend.mixed import ROUTED, MixedGroup
+from unisono.torch_backend.other_devices import OtherBackends
 from unisono.torch_backend.process_group import ProcessGroup
 
 pytestmark = pytest.mark.torch
@@ -93,9 +94,9 @@ def test_every_method_passes_device_tensors_on(group, recorded):
 
 def test_every_method_that_takes_tensors_is_routed():
     takes_none = {
-        "abort", "barrier", "derived", "getBackendName", "get_group_store", "merge_remote_group",
-        "monitored_barrier", "name", "rank", "set_timeout", "shrink_group", "shutdown", "size",
-        "split_group", "stand_in",
+        "abort", "barrier", "derived", "getBackendName", "get_backend", "get_group_store",
+        "monitored_barrier", "name", "rank", "set_timeout", "shrink_group", "serve", "shutdown",
+        "size", "split_group", "stand_in",
     }  # fmt: skip
     ours = [cls for cls in ProcessGroup.__mro__ if "unisono" in cls.__module__]
     methods = {
@@ -103,6 +104,7 @@ def test_every_method_that_takes_tensors_is_routed():
         for cls in ours
         for name, member in vars(cls).items()
         if inspect.isfunction(member) and (name[0] != "_" or name.endswith("_base"))
+        if member.__module__ != missing_methods.__name__
     }
     assert methods - takes_none == set(ROUTED)
 
@@ -207,7 +209,7 @@ def test_plug_ins_for_other_devices_work(first):
     with alone(spec(first, "cuda:fake")) as group:
         assert type(group) is MixedGroup
         assert type(group._get_backend(torch.device("cuda"))).__name__ == "FakeProcessGroup"
-        assert group._get_backend(torch.device("cuda")) is not group._placeholder
+        assert group._get_backend(torch.device("cuda")) is not group._own_backend
         seen = [None]
         dist.all_gather_object(seen, "object")
         assert seen == ["object"]
@@ -219,6 +221,17 @@ def test_several_other_devices_work():
         tensor = on_device(1.0)
         dist.all_reduce(tensor)
         assert tensor.memory.tolist() == [1.0]
+
+
+def test_torch_that_splits_devices_only_together_is_refused_in_a_sentence():
+    class Old:
+        def split_group(self, ranks, timeout, options, name, description):
+            """Splits the group for all devices, as in torch 2.9."""
+
+    others = OtherBackends(group=Old(), backends={"xpu": "gloo", "cuda": "fake"})
+    assert others.split([0], ["xpu", "cuda"], timedelta(seconds=1), None, "a", "b") is None
+    with pytest.raises(UnsupportedError, match="xpu, cuda only together, not xpu alone: leave"):
+        others.split([0], ["xpu"], timedelta(seconds=1), None, "a", "b")
 
 
 def test_torchs_debugging_wraps_the_other_backend(monkeypatch):

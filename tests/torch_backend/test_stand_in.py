@@ -249,7 +249,7 @@ def test_a_torch_that_makes_groups_otherwise_is_refused(monkeypatch):
 
     with pytest.raises(UnsupportedError, match=r'backend_options.*write init_process_group\("uni'):
         _made_by_unisono(make, watch=False)
-    monkeypatch.setattr(private.dist, "distributed_c10d", types.SimpleNamespace())
+    monkeypatch.setattr(private, "_torch_groups", types.SimpleNamespace())
     with pytest.raises(UnsupportedError, match=r"_new_process_group_helper.*instead of"):
         stand_in.stand_in("gloo", watch=False)
 

@@ -6,6 +6,8 @@ that gloo supports, both must give equal results. Other cases are compared with 
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import numpy as np
 import pytest
 import torch
@@ -14,6 +16,8 @@ from torch import distributed as dist
 from torch.distributed import _functional_collectives as functional
 
 from torch_backend.contributions import contribution, contributions, require_equal
+from torch_backend.torch_version import needs_torch
+from unisono.torch_backend import _devices, all_gather_single, reduce_scatter_single
 
 pytestmark = pytest.mark.torch
 RANKS = 3
@@ -120,7 +124,7 @@ def moves(world, dtype, layout, group):
     require_same(output, everyone[left])
     if layout == "plain":
         output = torch.zeros(4 * world.size, 6).to(dtype)
-        dist.all_gather_single(output, mine, group=group)
+        all_gather_single(output, mine, group=group)
         require_same(output, torch.cat([t.float() for t in everyone]).to(dtype))
         given = torch.cat([mine.float()] * 3).to(dtype)
         dist.all_to_all_single(output, given, group=group)
@@ -172,7 +176,7 @@ def reduces(world, dtype, op, reference, group):
     dist.reduce_scatter(output, [made(world, dtype, shape) for _ in ranks], op, group=group)
     require_same(output, expected)
     rows = torch.empty(1, 5, dtype=dtype)
-    dist.reduce_scatter_single(rows, made(world, dtype, shape), op, group=group)
+    reduce_scatter_single(rows, made(world, dtype, shape), op, group=group)
     require_same(rows, expected[world.rank : world.rank + 1])
 
 
@@ -264,7 +268,8 @@ def own_sparse_sums_of_any_shape(world):
 def check_queries_about_groups(world):
     assert dist.is_initialized() and dist.is_backend_available(world.backend)
     assert dist.get_pg_count() >= 1
-    assert dist.get_backend_config() == f"cpu:{world.backend}" or "gloo" in world.backend
+    served = ",".join(f"{device}:{world.backend}" for device in _devices())
+    assert dist.get_backend_config() == served or "gloo" in world.backend
     assert dist.get_default_backend_for_device("cpu") == "gloo"
     group = dist.new_group([0, 2])
     if world.rank != 1:
@@ -315,7 +320,41 @@ def check_functional_collectives_in_place(world):
     require_same(mine, total)
 
 
+def check_collectives_by_their_newest_names(world):
+    needs_torch("2.13", "it has no collectives of these names")
+    mine = torch.arange(6.0) + world.rank
+    everyone = [torch.arange(6.0) + rank for rank in range(world.size)]
+    whole, share = torch.empty(6 * world.size), torch.empty(6 // world.size)
+    dist.all_gather_single(whole, mine)
+    require_same(whole, torch.cat(everyone))
+    dist.reduce_scatter_single(share, mine)
+    require_same(share, sum(everyone).chunk(world.size)[world.rank])
+
+
+def check_functions_of_torch_2_15(world):
+    needs_torch("2.15", "it does not have these functions")
+    mine, everyone = torch.arange(3.0) + world.rank, torch.arange(world.size)
+    whole = torch.zeros(2, 3 * world.size)
+    outputs = whole if world.rank == 1 else (None, None)
+    dist.gather_single(mine, outputs[0], 1)
+    dist.gather_into_tensor(mine, outputs[1], 1, async_op=True).wait()
+    if world.rank == 1:
+        expected = (torch.arange(3.0) + everyone[:, None]).flatten()
+        require_same(whole[0], expected)
+        require_same(whole[1], expected)
+    dist.set_timeout(timedelta(seconds=31))
+    share, pieces = torch.empty(3), [mine + rank for rank in range(world.size)]
+    functional.reduce_scatter_inplace(share, pieces)
+    require_same(
+        share, sum(torch.arange(3.0) + rank for rank in everyone) + world.size * world.rank
+    )
+    reduced = functional.all_reduce_coalesced([mine, mine + 1], "sum", dist.group.WORLD)
+    first, second = functional.wait_tensors(reduced)
+    require_same(second, first + world.size)
+
+
 def check_functional_collectives_by_their_newest_names(world):
+    needs_torch("2.13", "it has no functional collectives of these names")
     group, mine = dist.group.WORLD, torch.arange(6.0) + world.rank
     everyone = [torch.arange(6.0) + rank for rank in range(world.size)]
     whole, share = torch.cat(everyone), sum(everyone).chunk(world.size)[world.rank]
@@ -330,6 +369,7 @@ def check_functional_collectives_by_their_newest_names(world):
 
 
 def check_functional_messages_in_place(world):
+    needs_torch("2.13", "it has no functional messages")
     right, left = (world.rank + 1) % world.size, (world.rank - 1) % world.size
     incoming = torch.empty(3)
     works = [

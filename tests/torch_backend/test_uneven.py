@@ -12,6 +12,7 @@ from torch import distributed as dist
 
 from time_limits import limit_s
 from unisono.errors import CommunicationError
+from unisono.torch_backend import all_gather_single
 
 pytestmark = pytest.mark.torch
 RANKS = 3
@@ -67,7 +68,7 @@ def own_all_gather_where_one_rank_has_less(world):
 def own_all_gather_into_tensor_where_one_rank_has_less(world):
     def call(group):
         mine = torch.ones(7 if world.rank == 2 else 8)
-        dist.all_gather_single(torch.empty(24), mine, group=group)
+        all_gather_single(torch.empty(24), mine, group=group)
 
     require_told(world, call, 2, "needs 21")
 

@@ -14,9 +14,10 @@ import pytest
 import torch
 from torch import distributed as dist
 
+from torch_backend.torch_version import needs_torch
 from unisono import Communicator
 from unisono.errors import CollectiveTimeoutError
-from unisono.torch_backend import flight_recorder
+from unisono.torch_backend import all_gather_single, flight_recorder, reduce_scatter_single
 from unisono.torch_backend.history import History
 
 pytestmark = pytest.mark.torch
@@ -41,7 +42,7 @@ def spans_of(call):
 def own_spans_of_blocking_calls(world):
     def call():
         dist.all_reduce(torch.ones(3, 4))
-        dist.all_gather_single(torch.empty(6), torch.ones(3))
+        all_gather_single(torch.empty(6), torch.ones(3))
         dist.barrier()
 
     spans = spans_of(call)
@@ -65,6 +66,7 @@ def own_spans_of_a_work_and_of_ddp(world):
 
 
 def own_spans_named_by_the_program(world):
+    needs_torch("2.13", "it has no dist.record_comm")
     with torch.profiler.profile() as profile, dist.record_comm("gradients"):
         dist.all_reduce(torch.ones(3))
     assert "gradients" in [event.name for event in profile.events()]
@@ -128,10 +130,12 @@ def dumped(world, name, calls):
 
 
 def own_dump_is_readable_by_torchs_tool(world):
+    needs_torch("2.13", "its tool is elsewhere")
+
     def calls(group):
         dist.all_reduce(torch.ones(2, 3), group=group)
         dist.all_gather([torch.empty(4) for _ in range(2)], torch.ones(4), group=group)
-        dist.reduce_scatter_single(torch.empty(2), torch.ones(4), group=group)
+        reduce_scatter_single(torch.empty(2), torch.ones(4), group=group)
         dist.gather(torch.ones(3), [torch.empty(3)] * 2 if world.rank == 0 else None, group=group)
         dist.barrier(group)
 
@@ -147,6 +151,8 @@ def own_dump_is_readable_by_torchs_tool(world):
 
 
 def own_dump_names_the_missing_rank(world):
+    needs_torch("2.13", "its tool is elsewhere")
+
     def calls(group):
         dist.barrier(group)
         if world.rank == 0:

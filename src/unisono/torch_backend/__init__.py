@@ -42,6 +42,10 @@ if TYPE_CHECKING:
         whole_parameter as whole_parameter,
         with_gradient_hooks as with_gradient_hooks,
     )
+    from unisono.torch_backend.single_tensor import (
+        all_gather_single as all_gather_single,
+        reduce_scatter_single as reduce_scatter_single,
+    )
 
 __all__ = [
     "BACKEND_NAME",
@@ -75,6 +79,7 @@ __getattr__ = lazy_names(
             "whole_parameter",
             "with_gradient_hooks",
         ],
+        "unisono.torch_backend.single_tensor": ["all_gather_single", "reduce_scatter_single"],
     },
 )
 

@@ -113,6 +113,20 @@ class DataMovement(GroupBase):
         self._comm.gather(source, target, opts.rootRank)
         return DONE
 
+    def gather_single(
+        self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
+    ) -> WorkBase:
+        """Gathers every rank's tensor, in rank order, in one tensor at the root."""
+        self._begin()
+        root = 0 if opts is None else opts.rootRank
+        at_root = self.communicator.rank == root
+        source, target = movable(input), movable(output) if at_root else None
+        if opts is None or opts.asyncOp:
+            handle = self._comm.gather(source, target, root, async_op=True)
+            return self._pending(handle, [output] if at_root else [])
+        self._comm.gather(source, target, root)
+        return DONE
+
     @reports_refusals
     def scatter(
         self,
@@ -210,6 +224,7 @@ class DataMovement(GroupBase):
 
     # Names in older torch versions and in code for those versions.
     _allgather_base = all_gather_single
+    gather_into_tensor = gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     alltoall_base = all_to_all_single
 

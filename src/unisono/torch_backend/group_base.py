@@ -13,6 +13,7 @@ from unisono.errors import CommunicationError
 from unisono.torch_backend import flight_recorder
 from unisono.torch_backend.convert import seconds
 from unisono.torch_backend.history import History
+from unisono.torch_backend.missing_methods import DeviceBackend
 from unisono.torch_backend.named_group import NamedGroup
 from unisono.torch_backend.pending_work import DONE, CombinedHandle, Completer, pending
 from unisono.torch_backend.private import (
@@ -20,6 +21,7 @@ from unisono.torch_backend.private import (
     attach_placeholder,
     hide_from_dynamo,
     is_profiling,
+    serve_device,
 )
 from unisono.torch_backend.visible_calls import TracedCommunicator
 
@@ -50,6 +52,13 @@ class GroupBase(NamedGroup):
         # Runs at shutdown, or at the end of the interpreter.
         self._leave = weakref.finalize(self, _leave, comm, self._completer, self.history)
         self._placeholder = attach_placeholder(self, comm.rank, comm.size)
+        self._own_backend = DeviceBackend(self._placeholder)
+        self.own_devices = ["cpu"]
+
+    def serve(self, device: str) -> None:
+        """Serves the tensors of another device."""
+        self.own_devices.append(device)
+        serve_device(self, device, self._placeholder)
 
     def _begin(self) -> None:
         """Counts a call at its start. Starts or stops tracing when torch's profiler starts or

@@ -26,6 +26,8 @@ _COLLECTIVES = (
     "all_gather_single",
     "all_gather_single_coalesced",
     "gather",
+    "gather_single",
+    "gather_into_tensor",
     "scatter",
     "reduce_scatter",
     "reduce_scatter_single",

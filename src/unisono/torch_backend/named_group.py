@@ -1,4 +1,6 @@
-"""The name to which a process group answers: its backend's, or that of the backend it replaces."""
+"""The name to which a process group answers: its backend's, or that of the backend it replaces; and
+the devices for which torch finds a backend.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,10 @@ from typing import Any
 import torch
 
 from unisono.torch_backend import BACKEND_NAME
+from unisono.torch_backend.missing_methods import DeviceBackend
 from unisono.torch_backend.private import (
     ProcessGroupBase,
+    device_types,
     gloo_class,
     gloo_options,
     hide_from_dynamo,
@@ -21,6 +25,8 @@ class NamedGroup(ProcessGroupBase):  # type: ignore[misc]
 
     communicator: Any
     global_ranks: list[int]
+    own_devices: list[str]  # served by unisono, not by another backend
+    _own_backend: DeviceBackend
     _stands_in = False  # torch asks for `__class__` before __init__ has run
 
     def stand_in(self) -> None:
@@ -51,7 +57,16 @@ class NamedGroup(ProcessGroupBase):  # type: ignore[misc]
     def _get_backend(self, device: torch.device) -> Any:
         if self._stands_in and device.type == "cpu":
             return self  # torch's functions check its type and set its timeout
+        if device.type in self.own_devices:
+            return self._own_backend
         return super()._get_backend(device)
+
+    get_backend = _get_backend
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        others = (each for each in device_types(self) if each.type not in self.own_devices)
+        return [*map(torch.device, self.own_devices), *others]
 
     @property
     def options(self) -> Any:

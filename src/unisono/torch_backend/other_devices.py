@@ -59,8 +59,16 @@ class OtherBackends:
         All ranks of the group must call this, since NCCL's split is a collective over all of them.
         """
         kept = {device: self.backends[device] for device in devices}
-        types = [torch.device(device) for device in kept]
-        part = self.group.split_group(ranks, timeout, options, name, description, types)
+        chosen = () if kept == self.backends else ([torch.device(device) for device in kept],)
+        try:
+            part = self.group.split_group(ranks, timeout, options, name, description, *chosen)
+        except TypeError as error:
+            if not chosen:
+                raise
+            raise UnsupportedError(
+                f"split_group: torch {torch.__version__} splits {', '.join(self.backends)} only "
+                f"together, not {', '.join(kept)} alone: leave device_types out"
+            ) from error
         return None if part is None else OtherBackends(group=part, backends=kept)
 
     def recreate(self, comm: Any, store: Any, global_ranks: list[int], name: str) -> OtherBackends:

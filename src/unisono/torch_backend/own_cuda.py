@@ -9,7 +9,7 @@ from typing import Any
 
 from unisono.torch_backend import BACKEND_NAME
 from unisono.torch_backend.device import DeviceCommunicator, device_group
-from unisono.torch_backend.private import name_group, serve_device
+from unisono.torch_backend.private import name_group
 from unisono.torch_backend.process_group import ProcessGroup
 
 
@@ -22,7 +22,7 @@ class OwnCuda:
 
     def join(self, ours: Any) -> None:
         """Tells torch that the group serves CUDA tensors."""
-        serve_device(ours, "cuda")
+        ours.serve("cuda")
 
     def split(
         self,

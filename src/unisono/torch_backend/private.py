@@ -23,13 +23,12 @@ from torch._C import _profiler as _torch_profiler
 from torch.nn.utils import parametrizations
 from torch.utils import _pytree
 
-from unisono.errors import UnsupportedError
-
 # Typed as Any: the stubs lack some of these names, and cannot describe methods that accept the
 # calling conventions of several torch versions.
 _c10d: Any = _distributed_c10d
 _parametrizations: Any = parametrizations
 _profiler: Any = _torch_profiler
+_torch_groups: Any = dist.distributed_c10d
 WorkBase: Any = _distributed_c10d.Work
 ProcessGroupBase: Any = dist.ProcessGroup
 
@@ -44,6 +43,7 @@ PRIVATE_NAMES: Final = (
     "torch._C._distributed_c10d.ProcessGroup._set_group_name",
     "torch._C._distributed_c10d.ProcessGroup._set_group_desc",
     "torch._C._distributed_c10d.ProcessGroup._get_backend",
+    "torch._C._distributed_c10d.ProcessGroup._device_types",
     "torch._C._distributed_c10d.ProcessGroup.BackendType.UNDEFINED",
     # Methods that torch calls on this backend by these names, and older names for code written
     # before 2.13.
@@ -68,7 +68,13 @@ PRIVATE_NAMES: Final = (
     "torch.distributed.distributed_c10d._new_process_group_helper",
     "torch.distributed.distributed_c10d._register_pg_in_world",
     "torch.distributed.distributed_c10d._update_default_pg",
+    "torch.distributed.distributed_c10d._register_process_group",
+    "torch.distributed.distributed_c10d._unregister_process_group",
+    "torch.distributed.distributed_c10d._world.pg_group_ranks",
     "torch.distributed.distributed_c10d._world.pg_map",
+    "torch.distributed.distributed_c10d._world.pg_names",
+    "torch.distributed.distributed_c10d._world.pg_to_tag",
+    "torch.distributed.distributed_c10d._world.tags_to_pg",
     "torch.distributed.distributed_c10d._world.pg_backend_config",
     "torch.distributed.distributed_c10d.BackendConfig",
     "torch._C._distributed_c10d.ProcessGroupGloo._Options._timeout",
@@ -100,16 +106,16 @@ PRIVATE_NAMES: Final = (
 )
 
 WHERE_MISSING: Final[Mapping[str, str]] = {
-    "torch._C._distributed_c10d.FakeProcessGroup.Options.error_on_collective": "torch 2.9: only "
-    "this check of methods that Unisono does not have is lost",
+    "torch._C._distributed_c10d.FakeProcessGroup.Options.error_on_collective": "torch 2.9: torch "
+    "finds no backend for the CPU",
     "torch._C._distributed_c10d.FakeProcessGroup._create_internal": "torch 2.9: the constructor",
     "torch._C._distributed_c10d._get_comm_profiling_name": "before 2.13: calls have no own names",
     "torch._C._distributed_c10d.ProcessGroup._set_sequence_number_for_group": "2.15: torch does "
     "not call it",
-    "torch.distributed.distributed_c10d._cleanup_process_group_global_state": "torch 2.9: groups "
-    "with other backends for other devices are refused",
-    "torch.distributed.distributed_c10d._register_pg_in_world": "before 2.13: `split_group` and "
-    "`shrink_group` of `reserved` are refused",
+    "torch.distributed.distributed_c10d._cleanup_process_group_global_state": "torch 2.9: this "
+    "file removes a group from torch's tables",
+    "torch.distributed.distributed_c10d._register_pg_in_world": "before 2.13: this file adds a "
+    "group to torch's tables",
     "torch.distributed.tensor.debug._clear_sharding_prop_cache": "torch 2.9: meshes are not "
     "forgotten, so DTensors of an equal, later mesh may raise that its group was destroyed",
     "torch.autograd.profiler.profile._parse_kineto_results": "the stand-in for Gloo: its spans are "
@@ -136,6 +142,18 @@ def run_after_backward(callback: Callable[[], None]) -> None:
 
 # Before torch 2.13 programs cannot name their calls.
 _named_by_program: Callable[[], str] = getattr(_c10d, "_get_comm_profiling_name", str)
+
+GROUP_METHODS: Final = frozenset((
+    "_add_ephemeral_timeout", "_backend_id", "_has_hooks", "_id", "_pybind11_conduit_v1_",
+    "_register_backend", "_set_default_backend", "_set_group_desc", "_set_group_name", "boxed",
+    "rank", "size", "unbox",
+))  # fmt: skip
+"""Methods of torch's process group that work for every group, whatever its backends."""
+
+BACKEND_METHODS: Final = frozenset((
+    "_get_backend_name", "name", "rank", "size", "supports_tensor_alloc",
+))  # fmt: skip
+"""Methods of torch's backends that only answer a question."""
 
 DTYPE_NAMES: Final = {
     torch.float32: "Float",
@@ -175,29 +193,44 @@ def readable_stacks(stacks: list[Any]) -> list[list[dict[str, Any]]]:
     return found
 
 
-def _require(name: str, feature: str) -> None:
-    """Raises `UnsupportedError` if this torch lacks a private name that a feature needs."""
-    if not hasattr(dist.distributed_c10d, name):
-        raise UnsupportedError(
-            f"{feature} needs torch.distributed.distributed_c10d.{name}, which torch "
-            f"{torch.__version__} lacks: install torch 2.13"
-        )
-
-
 def register_group(group: Any, backend: str, config: str, global_ranks: list[int]) -> None:
     """Registers a group that torch did not make.
 
     `backend` is the name that the program asked for. `config` names a backend for each device.
     """
-    _require("_register_pg_in_world", "unisono.torch_backend.reserved")
-    dist.distributed_c10d._register_pg_in_world(
-        group,
-        backend_name=backend,
-        store=group.get_group_store(),
-        group_name=group.group_name,
-        backend_config=config,
-        rank_mapping={global_rank: rank for rank, global_rank in enumerate(global_ranks)},
-    )
+    ranks = {global_rank: rank for rank, global_rank in enumerate(global_ranks)}
+    store, name = group.get_group_store(), group.group_name
+    if hasattr(_torch_groups, "_register_pg_in_world"):
+        _torch_groups._register_pg_in_world(
+            group,
+            backend_name=backend,
+            store=store,
+            group_name=name,
+            backend_config=config,
+            rank_mapping=ranks,
+        )
+        return
+    world, tag = _torch_groups._world, f"ptd:{name}"
+    world.pg_map[group] = (backend, store)
+    world.pg_names[group] = name
+    world.pg_backend_config[group] = config
+    world.pg_group_ranks[group] = ranks
+    world.tags_to_pg.setdefault(tag, []).append(group)
+    world.pg_to_tag[group] = tag
+    _torch_groups._register_process_group(name, group)
+
+
+def _forget_group(group: Any) -> None:
+    """Undoes torch's registration of a group that it has just made."""
+    world = _torch_groups._world
+    world.tags_to_pg[""].remove(group)  # torch's function leaves it there
+    if hasattr(_torch_groups, "_cleanup_process_group_global_state"):
+        _torch_groups._cleanup_process_group_global_state(group)
+        return
+    for table in (world.pg_map, world.pg_backend_config, world.pg_group_ranks):
+        table.pop(group, None)
+    del world.tags_to_pg[world.pg_to_tag.pop(group)]
+    _torch_groups._unregister_process_group(world.pg_names.pop(group))
 
 
 def prefixed(store: Any, prefix: str) -> Any:
@@ -209,39 +242,52 @@ def prefixed(store: Any, prefix: str) -> Any:
 
 def make_default(group: Any) -> None:
     """Makes a registered group the default group, if none exists."""
-    dist.distributed_c10d._update_default_pg(group)
+    _torch_groups._update_default_pg(group)
 
 
 def groups_of_torch() -> list[Any]:
     """Returns all process groups of this process that are not destroyed."""
-    return list(dist.distributed_c10d._world.pg_map)
+    return list(_torch_groups._world.pg_map)
 
 
-def attach_placeholder(group: Any, rank: int, size: int) -> object:
+_PLACEHOLDERS_RAISE: Final = hasattr(_c10d.FakeProcessGroup.Options, "error_on_collective")
+_NO_DATA: Final = torch.device("meta")
+
+
+def attach_placeholder(group: Any, rank: int, size: int) -> Any:
     """Attaches the C++ backend object that the C++ part of a Python process group needs.
 
-    Torch stores the group's name, description and device types in a C++ backend. This placeholder
-    transfers no data: any collective that reaches it raises. The caller must keep the returned
-    object.
+    Torch stores the group's name and description in a C++ backend, and asks it for features. This
+    placeholder transfers no data: collectives that reach it raise. In torch 2.9 they would return,
+    so there it serves tensors without data, and torch's C++ code finds no backend for the CPU. The
+    caller must keep the returned object.
 
     Its type is not CUSTOM: a group has only one backend of each type, and plug-ins for other
     devices have that type.
     """
     options = _c10d.FakeProcessGroup.Options()
-    if hasattr(options, "error_on_collective"):
+    if _PLACEHOLDERS_RAISE:
         options.error_on_collective = True
     create = getattr(_c10d.FakeProcessGroup, "_create_internal", _c10d.FakeProcessGroup)
-    placeholder: object = create(rank, size, options)
+    placeholder: Any = create(rank, size, options)
     kind = dist.ProcessGroup.BackendType.UNDEFINED
-    group._register_backend(torch.device("cpu"), kind, placeholder)
+    device = torch.device("cpu") if _PLACEHOLDERS_RAISE else _NO_DATA
+    group._register_backend(device, kind, placeholder)
     group._set_default_backend(kind)
     return placeholder
 
 
-def serve_device(group: Any, device: str) -> None:
+def serve_device(group: Any, device: str, placeholder: Any) -> None:
     """Adds a group's placeholder for the tensors of another device."""
-    kind = dist.ProcessGroup.BackendType.UNDEFINED
-    group._register_backend(torch.device(device), kind, group._get_backend(torch.device("cpu")))
+    if _PLACEHOLDERS_RAISE:
+        kind = dist.ProcessGroup.BackendType.UNDEFINED
+        group._register_backend(torch.device(device), kind, placeholder)
+
+
+def device_types(group: Any) -> list[torch.device]:
+    """Returns the devices for which a group has C++ backends, except for tensors without data."""
+    found = ProcessGroupBase._device_types.__get__(group)
+    return [device for device in found if device != _NO_DATA]
 
 
 MAKING: Final = (
@@ -258,7 +304,7 @@ MAKING: Final = (
 )
 """Local variables of torch's function that makes groups. This module reads them."""
 
-_make_group: Any = dist.distributed_c10d._new_process_group_helper
+_make_group: Any = _torch_groups._new_process_group_helper
 
 
 def group_being_made() -> dict[str, Any]:
@@ -286,8 +332,8 @@ def replace_function(name: str, replacement: Callable[[Any], Any]) -> None:
 
     Raises `AttributeError` if this torch has no such function.
     """
-    original = getattr(dist.distributed_c10d, name)
-    changed = _replace(dist.distributed_c10d, name, replacement)
+    original = getattr(_torch_groups, name)
+    changed = _replace(_torch_groups, name, replacement)
     if getattr(dist, name, None) is original:
         setattr(dist, name, changed)
 
@@ -321,15 +367,15 @@ def backends_by_device(backend: str) -> dict[str, str]:
     """Returns torch's choice of a backend for each device, from the backend that a program names.
     Raises torch's `ValueError` for a list of backends that torch cannot parse.
     """
-    return dict(dist.distributed_c10d.BackendConfig(dist.Backend(backend)).get_device_backend_map())
+    return dict(_torch_groups.BackendConfig(dist.Backend(backend)).get_device_backend_map())
 
 
 def rename_backend(group: Any, backend: str) -> None:
     """Makes torch report `backend` as the name that the program asked for."""
-    world: Any = dist.distributed_c10d._world
+    world: Any = _torch_groups._world
     _, store = world.pg_map[group]
     world.pg_map[group] = (backend, store)
-    config = dist.distributed_c10d.BackendConfig(dist.Backend(backend))
+    config = _torch_groups.BackendConfig(dist.Backend(backend))
     world.pg_backend_config[group] = str(config)
 
 
@@ -354,10 +400,9 @@ def make_group(backends: dict[str, str], **arguments: Any) -> Any:
     `arguments` are those of torch's function. Raises torch's errors, such as for a backend that
     this machine lacks.
     """
-    _require("_cleanup_process_group_global_state", "a group with several backends")
     backend = ",".join(f"{device}:{name}" for device, name in backends.items())
     group, _ = _make_group(backend=backend, **arguments)
-    dist.distributed_c10d._cleanup_process_group_global_state(group)
+    _forget_group(group)
     return group
 
 

@@ -16,6 +16,7 @@ from unisono.torch_backend.barrier_text import barrier_text
 from unisono.torch_backend.coalesce import CoalescedCalls
 from unisono.torch_backend.convert import seconds
 from unisono.torch_backend.data_movement import DataMovement
+from unisono.torch_backend.missing_methods import refuse_missing_methods
 from unisono.torch_backend.pending_work import DONE, CombinedHandle
 from unisono.torch_backend.private import (
     WorkBase,
@@ -153,4 +154,5 @@ class ProcessGroup(Reductions, DataMovement):
         self._leave()
 
 
+refuse_missing_methods(ProcessGroup)
 hide_from_dynamo(ProcessGroup)

@@ -12,6 +12,7 @@ from unisono.bench.cases import BIT_PATTERNS, PAIRS, Case
 from unisono.bench.peers.base import Array, Call, Peer, Repeat
 from unisono.bench.peers.pairs import begin_each, bind_messages, wait_each
 from unisono.errors import UnsupportedError
+from unisono.torch_backend import all_gather_single, reduce_scatter_single
 
 _REDUCE_OPS: dict[str, Any] = {
     "sum": dist.ReduceOp.SUM,
@@ -77,9 +78,9 @@ def _bind(case: Case, rank: int, x: torch.Tensor, out: torch.Tensor) -> Call:
         case "all_reduce":
             return partial(dist.all_reduce, x, reduction)
         case "reduce_scatter":
-            return partial(dist.reduce_scatter_single, out, x, reduction)
+            return partial(reduce_scatter_single, out, x, reduction)
         case "all_gather":
-            return partial(dist.all_gather_single, out, x)
+            return partial(all_gather_single, out, x)
         case "all_to_all":
             return partial(dist.all_to_all_single, out, x)
         case "broadcast":

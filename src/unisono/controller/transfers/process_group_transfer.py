@@ -92,7 +92,11 @@ class _ProcessGroup:
 
         tensor = self._tensor(array)
         share = torch.empty_like(tensor[: len(tensor) // self.size])
-        self._dist.reduce_scatter_single(share, tensor, self._op(op), group=self._group)
+        # torch before 2.13 has it by an older name
+        scatter = getattr(self._dist, "reduce_scatter_single", None) or (
+            self._dist.reduce_scatter_tensor
+        )
+        scatter(share, tensor, self._op(op), group=self._group)
         return _like(array, share)
 
     def all_to_all(self, array: Array) -> Array:

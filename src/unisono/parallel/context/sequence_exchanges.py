@@ -12,6 +12,8 @@ import torch
 from torch import distributed as dist
 from torch.autograd.function import once_differentiable
 
+from unisono.torch_backend import all_gather_single, reduce_scatter_single
+
 
 def all_to_all(parts: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """Sends `parts[i]` to rank i; returns the parts from all ranks, in rank order.
@@ -48,7 +50,7 @@ class _AllGather(torch.autograd.Function):
     def forward(ctx: Any, part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
         ctx.group = group
         whole = part.new_empty(dist.get_world_size(group), *part.shape)
-        dist.all_gather_single(whole, part.contiguous(), group=group)
+        all_gather_single(whole, part.contiguous(), group=group)
         return whole
 
     @staticmethod
@@ -56,7 +58,7 @@ class _AllGather(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
         whole = gradients[0].contiguous()
         part = torch.empty_like(whole[0])
-        dist.reduce_scatter_single(part, whole, group=ctx.group)
+        reduce_scatter_single(part, whole, group=ctx.group)
         return part, None
 
 

@@ -13,6 +13,7 @@ from torch import distributed as dist
 from torch import nn
 
 from unisono.parallel.data_parallelism.flat_parameters import FlatParameters
+from unisono.torch_backend import all_gather_single, reduce_scatter_single
 
 
 class ShardedOptimizer:
@@ -63,10 +64,10 @@ class ShardedOptimizer:
         """
         self._flat.collect()
         gradient = self._part.grad = torch.empty_like(self._part)
-        dist.reduce_scatter_single(gradient, self._flat.gradient, group=self._group)
+        reduce_scatter_single(gradient, self._flat.gradient, group=self._group)
         self.inner.step()
         self._part.grad = None  # frees the sum's memory until the next step
-        dist.all_gather_single(self._flat.weights, self._part.detach(), group=self._group)
+        all_gather_single(self._flat.weights, self._part.detach(), group=self._group)
 
     def zero_grad(self) -> None:
         """Sets all gradients to zero, in the flat array."""

@@ -10,13 +10,13 @@ from __future__ import annotations
 from math import ceil
 
 import torch
-from torch import distributed as dist
 from torch.nn import functional
 
 from unisono.parallel.context import in_natural_order
 from unisono.parallel.layers.own_positions import own_positions
 from unisono.parallel.layers.tensor_exchanges import gather_copies
 from unisono.parallel.training_mesh import TrainingMesh
+from unisono.torch_backend import all_gather_single
 
 
 def capacity_of(factor: float, *, length: int, top_k: int, experts: int) -> int:
@@ -64,6 +64,6 @@ def _whole_sequences(chosen: torch.Tensor, mesh: TrainingMesh, length: int) -> t
     group = mesh.group("cp")
     if group is not None:
         parts = found.new_empty(mesh.layout.cp, *found.shape)
-        dist.all_gather_single(parts.flatten(0, 1), found.contiguous(), group=group)
+        all_gather_single(parts.flatten(0, 1), found.contiguous(), group=group)
         found = in_natural_order(parts)
     return found.long()

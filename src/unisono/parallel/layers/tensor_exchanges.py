@@ -17,6 +17,7 @@ from torch import distributed as dist
 from torch.nn import functional
 
 from unisono.planner import part_of
+from unisono.torch_backend import all_gather_single, reduce_scatter_single
 
 Group = dist.ProcessGroup | None
 
@@ -181,7 +182,7 @@ def _gathered(x: torch.Tensor, group: dist.ProcessGroup, dim: int, length: int) 
     longest = -(-length // ranks)
     part = _padded(x.movedim(dim, 0), longest)
     whole = part.new_empty(ranks * longest, *part.shape[1:])
-    dist.all_gather_single(whole, part, group=group)
+    all_gather_single(whole, part, group=group)
     return whole[:length].movedim(0, dim)
 
 
@@ -191,7 +192,7 @@ def _scattered_sum(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch
     longest = -(-length // ranks)
     whole = _padded(x.movedim(dim, 0), ranks * longest)
     part = whole.new_empty(longest, *whole.shape[1:])
-    dist.reduce_scatter_single(part, whole, group=group)
+    reduce_scatter_single(part, whole, group=group)
     _, count = part_of(length, rank, ranks)
     return part[:count].movedim(0, dim).contiguous()
 

@@ -59,6 +59,7 @@ from unisono.parallel.run.tied_parameters import (
     tie_again,
     tie_groups,
 )
+from unisono.parallel.run.torch_features import check_torch
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import Layout
 from unisono.torch_backend import has_hooks
@@ -99,7 +100,8 @@ def parallelize(
     - `ep`: modules with a method `divide(mesh)`.
 
     The model is changed: it keeps this rank's part. Raises `ValueError`, with a reason in one line,
-    for a layout that cannot divide the model.
+    for a layout that cannot divide the model, and `UnsupportedError` if torch is too old for `pp`
+    or for `zero` above 1.
 
         layout = Layout(dp=2, tp=2, pp=2)
         run = parallelize(model, layout, loss=loss_fn, optimizer=adam, microbatches=4, clip=1.0)
@@ -169,7 +171,9 @@ def parallelize(
 
 
 def _check(model: nn.Module, layout: Layout, loss: Loss, parts: int) -> None:
-    """Raises `ValueError` for models and losses that the layout cannot train as one process."""
+    """Raises `ValueError` for models and losses that the layout cannot train as one process, and
+    `UnsupportedError` if this torch cannot run the layout."""
+    check_torch(layout)
     _check_axes(model, layout, loss)
     check_activations(model, layout)
     check_parameters(model)

@@ -16,6 +16,7 @@ from unisono.parallel.rank_grid import GROUPS
 from unisono.parallel.run.divided_spans import divide_spans, skip_ranges
 from unisono.parallel.run.sum_of_squares import sum_of_squares
 from unisono.parallel.training_mesh import TrainingMesh
+from unisono.torch_backend import all_gather_single, reduce_scatter_single
 
 Group = dist.ProcessGroup | None
 Groups = Mapping[nn.Parameter, int]
@@ -221,7 +222,7 @@ class ShardedSet(_FlatSet):
         if self._group is None:
             gradient.copy_(self._flat.gradient)
         else:
-            dist.reduce_scatter_single(gradient, self._flat.gradient, group=self._group)
+            reduce_scatter_single(gradient, self._flat.gradient, group=self._group)
         for _, group in self._others:
             if group is not None:
                 dist.all_reduce(gradient, group=group)
@@ -238,7 +239,7 @@ class ShardedSet(_FlatSet):
             each.grad = None
         self._gradient = self._part.new_empty(0)  # frees the sum's memory until the next step
         if self._group is not None:
-            dist.all_gather_single(self._flat.weights, self._part, group=self._group)
+            all_gather_single(self._flat.weights, self._part, group=self._group)
 
     def traffic(self, microbatches: int) -> dict[str, float]:
         moved = sum_traffic([("pp", self._tie), (self._shard, self._group)], [self._flat.gradient])

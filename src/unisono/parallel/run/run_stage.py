@@ -146,6 +146,10 @@ class RunStage(_Base):  # type: ignore[misc]
     def _forward(
         self, microbatch: int, arrived: list[torch.Tensor], form: ResultForm | None
     ) -> Any:
+        # since torch 2.15, `perform_reduce_grad` expects this of split modules
+        finalize_later = getattr(self.submod, "set_manual_backward_finalization", None)
+        if finalize_later is not None:
+            finalize_later(True)
         if form is None:
             leaves: list[torch.Tensor] = []
             # a copy, because modules may change inputs in place, and microbatches share memory
