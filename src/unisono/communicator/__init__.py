@@ -58,6 +58,7 @@ from unisono.communicator.fused_all_reduce import FusedAllReduce
 from unisono.communicator.initialization import init, join
 from unisono.communicator.point_to_point import wait_for_message as wait_for_message
 from unisono.communicator.premul import premul_sum
+from unisono.communicator.store_join import join_by_store as join_by_store
 from unisono.communicator.value_index import pairs
 from unisono.communicator.voted_all_reduce import VotedAllReduce
 from unisono.communicator.voted_collectives import VotedWork

@@ -42,10 +42,12 @@ if TYPE_CHECKING:
         whole_parameter as whole_parameter,
         with_gradient_hooks as with_gradient_hooks,
     )
+    from unisono.torch_backend.group_creation import group_on_store as group_on_store
 
 __all__ = [
     "BACKEND_NAME",
     "Options",
+    "group_on_store",
     "register",
     "stand_in_for",
 ]
@@ -54,6 +56,7 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
+        "unisono.torch_backend.group_creation": ["group_on_store"],
         "unisono.torch_backend.private": [
             "flatten",
             "forget_meshes",
