@@ -47,7 +47,6 @@ def main() -> None:
     assert len(torch.cat(right)) == len(test) and accuracy > 0.85
     assert communicator_of(dist.group.WORLD) is not None, "another backend served the ranks"
     accelerator.end_training()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -90,7 +90,13 @@ FRAMEWORKS = (
         name="torchft", package="torchft-nightly", packages=("torchft-nightly", "scikit-learn"),
         program="torchft_program.py", launcher=(), module="torchft", lines_changed=2,
         chosen_by=("TORCHFT_GROUP", "unisono"),
-        note="torchft's `ProcessGroupBaby*` classes (a group in a child process): not needed, "
-        "since a failed group ends by itself",
+        note="no counterpart of `ProcessGroupBabyGloo`, a group in a child process",
+    ),
+    Framework(
+        name="torchtune", package="torchtune",
+        packages=("torchtune", "torchao==0.10.0", "scikit-learn"),
+        program="torchtune_program.py",
+        note="needs torchao 0.10: newer ones lack a module that torchtune imports; not run: whole "
+        "recipes, which need weights from a hub",
     ),
 )  # fmt: skip

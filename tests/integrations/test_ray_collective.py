@@ -36,7 +36,7 @@ class Worker:
 
     def calls(self, group):
         """Returns the results of all calls of a group."""
-        rank, size = self.rank, collective.get_collective_group_size(group)
+        rank, size = self.rank, RANKS
         found = {}
         for name in ("SUM", "PRODUCT", "MIN", "MAX"):
             found[name] = self.array(rank + 1, 2)

@@ -11,6 +11,7 @@ pytest.importorskip("torchft")
 
 import torch
 from torch import distributed as dist
+from torch.distributed import distributed_c10d as c10d
 from torchft import process_group
 
 from unisono.errors import AbortedError
@@ -90,11 +91,11 @@ def test_other_collectives(groups, store):
         group = groups[member]
         reconfigure(group, store, "collectives", rank, 2)
         gathered = [torch.zeros(2), torch.zeros(2)]
-        group.allgather([gathered], [torch.full((2,), float(rank))], dist.AllgatherOptions()).wait()
+        group.allgather([gathered], [torch.full((2,), float(rank))], c10d.AllgatherOptions()).wait()
         group.broadcast_one(gathered[0], 1).wait()
         share = torch.zeros(2)
         pieces = [torch.full((2,), float(piece + rank)) for piece in range(2)]
-        group.reduce_scatter([share], [pieces], dist.ReduceScatterOptions()).wait()
+        group.reduce_scatter([share], [pieces], c10d.ReduceScatterOptions()).wait()
         group.barrier().wait()
         return [each.tolist() for each in (*gathered, share)]
 
