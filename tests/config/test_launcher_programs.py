@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from bootstrap_stores import free_port
 from unisono.bench.contestants import mpi_command
 
 ROOT = Path(__file__).parents[2]
@@ -104,3 +105,22 @@ def test_steps_of_a_slurm_job_stay_apart(program: Path, hosts: int) -> None:
     ]  # fmt: skip
     said = [[line for rank in job for line in lines_of(rank)] for job in jobs]
     assert said == [all_ranks(2), all_ranks(3)]
+
+
+def test_pods_that_run_the_program_without_torchrun(program: Path) -> None:
+    """An operator of Kubernetes sets torch's variables, without the number of a host's ranks."""
+    pytest.importorskip("torch")
+    port = str(free_port())
+    ranks = []
+    for rank in range(2):
+        named = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_PORT": port}
+        # an address that does not say that all ranks are on one host
+        own = {"MASTER_ADDR": "::ffff:127.0.0.1", "UNISONO_HOST_ID": f"pod{rank}"}
+        ranks.append(
+            subprocess.Popen(
+                [sys.executable, str(program)],
+                env={**os.environ, **named, **own, "UNISONO_INTERFACE": "=lo"},
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            )
+        )  # fmt: skip
+    assert [line for rank in ranks for line in lines_of(rank)] == all_ranks(2)
