@@ -74,7 +74,7 @@ FRAMEWORKS = (
         name="DeepSpeed, ZeRO-3", package="deepspeed", packages=("deepspeed", "scikit-learn"),
         program="deepspeed_program.py", builds_with=("setuptools", "wheel", "ninja"),
         variables={"DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0"},
-        note="`inference_all_reduce` of DeepSpeed uses its own shared memory over either library",
+        note="`inference_all_reduce` uses DeepSpeed's own shared memory beside either library",
     ),
     Framework(
         name="Ray Train", package="ray", packages=("ray[train]", "scikit-learn"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 
 import numpy as np
 import pytest
@@ -63,10 +64,20 @@ class Worker:
         collective.barrier(group)
         return {name: [float(value) for value in array] for name, array in found.items()}
 
-    def joins(self, rank, size, group):
-        """Joins a group without the program's help."""
+    def joins(self, rank, size, group, hosts=1):
+        """Joins a group without the program's help. The ranks act as ranks of several hosts."""
         self.rank = rank
+        os.environ["UNISONO_HOST_ID"] = f"host{rank % hosts}"
+        os.environ["UNISONO_INTERFACE"] = "=lo"
         collective.init_collective_group(size, rank, "unisono", group)
+
+    def waits(self, group):
+        """Returns the name of the error of a call that a lost rank does not make."""
+        try:
+            collective.allreduce(self.array(1.0), group)
+        except RuntimeError as error:
+            return type(error).__name__
+        return "no error"
 
     def leaves(self, group):
         """Leaves a group."""
@@ -143,3 +154,18 @@ def test_two_groups_at_once(workers):
     for group in ("second", "first"):
         found = ray.get([each.calls.remote(group) for each in workers])
         assert found == [expected(rank) for rank in range(RANKS)]
+
+
+@pytest.mark.timeout(300)
+def test_ranks_of_several_hosts(workers):
+    ray.get([each.joins.remote(rank, RANKS, "hosts", 2) for rank, each in enumerate(workers)])
+    found = ray.get([worker.calls.remote("hosts") for worker in workers])
+    assert found == [expected(rank) for rank in range(RANKS)]
+
+
+@pytest.mark.timeout(300)
+def test_a_lost_actor_ends_the_calls_of_the_others(workers):
+    ray.get([each.joins.remote(rank, RANKS, "lost") for rank, each in enumerate(workers)])
+    calls = [worker.waits.remote("lost") for worker in workers[:2]]
+    ray.kill(workers[2])
+    assert ray.get(calls) == ["PeerLostError"] * 2

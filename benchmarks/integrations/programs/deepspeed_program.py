@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
+# DeepSpeed's own shared memory needs the variable, which torchrun does not set; without it, the
+# first call of inference_all_reduce ends the process.
+os.environ.setdefault("LOCAL_SIZE", os.environ["LOCAL_WORLD_SIZE"])
+
 import deepspeed
 import torch
 from digits_task import BATCH, STEPS, Record, digits, network
@@ -28,5 +34,9 @@ while len(record.losses) < STEPS:
         record.step(loss.item())
         if len(record.losses) == STEPS:
             break
+ranks = dist.get_world_size()
+total = torch.arange(1000.0) + dist.get_rank()
+deepspeed.comm.inference_all_reduce(total)  # through DeepSpeed's shared memory
+assert torch.equal(total, ranks * torch.arange(1000.0) + ranks * (ranks - 1) / 2)
 record.report()
 dist.destroy_process_group()
