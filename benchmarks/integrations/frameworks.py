@@ -82,8 +82,13 @@ FRAMEWORKS = (
     ),
     Framework(
         name="ray.util.collective", package="ray", packages=("ray[train]", "scikit-learn"),
-        program="ray_collective_program.py", launcher=(), shares="ray", lines_changed=2,
-        variables=RAY, chosen_by=("COLLECTIVE_BACKEND", "unisono"),
+        program="ray_collective_program.py", launcher=(), shares="ray", variables=RAY,
+    ),
+    Framework(
+        name='ray.util.collective, backend="unisono"', package="ray",
+        packages=("ray[train]", "scikit-learn"), program="ray_collective_program.py", launcher=(),
+        shares="ray", lines_changed=4, variables=RAY,
+        chosen_by=("COLLECTIVE_BACKEND", "unisono"),
         note="no `*_multigpu` calls: one array per rank",
     ),
     Framework(

@@ -61,7 +61,7 @@ def _cells(one: dict[str, Any], *, quiet: bool) -> tuple[str, ...]:
 def _notes(framework: Framework, one: dict[str, Any]) -> str:
     names = {"torch": "Gloo", "unisono": "Unisono"}
     crashes = [
-        f"{one[served_by].get('crashes', 0)} runs over {name} crashed and were repeated"
+        f"runs over {name} that crashed and were repeated: {one[served_by]['crashes']}"
         for served_by, name in names.items()
         if one[served_by].get("crashes", 0)
     ]

@@ -40,4 +40,4 @@ def test_a_busy_machine_has_no_times(tmp_path, load):
 def test_a_difference_of_losses_and_crashes_are_stated(tmp_path):
     cells = row(tmp_path, {"load": 0.0}, losses=(2.0, 1.001), crashes=2)
     assert cells[4] == "within 1e-03"
-    assert cells[-1].endswith("2 runs over Gloo crashed and were repeated")
+    assert cells[-1].endswith("runs over Gloo that crashed and were repeated: 2")
