@@ -62,13 +62,17 @@ def comes(rank, port, folder):
     (folder / f"new {rank}.done").touch()
 
 
-def test_ranks_are_lost_and_others_come(tmp_path):
+@pytest.mark.parametrize("hosts", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_ranks_are_lost_and_others_come(tmp_path, hosts):
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     ranks = [
-        start(__file__, name, rank, store.port, tmp_path, log=tmp_path / f"{name}{rank}.log")
+        start(
+            __file__, name, rank, store.port, tmp_path, log=tmp_path / f"{name}{rank}.log",
+            environment={"UNISONO_HOST_ID": f"host{rank % hosts}", "UNISONO_INTERFACE": "=lo"},
+        )
         for name, count in (("stays", 3), ("comes", 2))
         for rank in range(count)
-    ]
+    ]  # fmt: skip
     join_all(ranks)
     logs = "\n".join(path.read_text() for path in tmp_path.glob("*.log"))
     done = sorted(path.name for path in tmp_path.glob("*.done"))
