@@ -13,7 +13,7 @@ CPP_BUILD := build/dev
 CPP_FILES = $(shell find csrc -name '*.cc' -o -name '*.h')
 
 .PHONY: demo test check format fix lint types imports unit optional cpp sanitize fuzz aarch64 torch-versions bench \
-  integrations soak wheels test-wheels clean help
+  integrations test-integrations soak wheels test-wheels clean help
 
 help:  ## list all targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -92,6 +92,9 @@ bench: $(READY)  ## measure the tables of benchmarks/RESULTS.md on one host (abo
 
 integrations: $(READY)  ## train with real frameworks over gloo and unisono (FRAMEWORKS=accelerate: only some)
 	$(BIN)/python benchmarks/integrations/run.py $(FRAMEWORKS)
+
+test-integrations: $(READY)  ## run the tests of the frameworks in their environments (FRAMEWORKS=torchft: only some)
+	$(BIN)/python benchmarks/integrations/run.py --test $(FRAMEWORKS)
 
 wheels: | $(BIN)/python  ## build the sdist and the wheels for x86-64 and aarch64 into dist/, and audit them
 	$(BIN)/python -m pip install --quiet -r wheels/requirements.txt

@@ -135,7 +135,10 @@ def examples() -> list[str]:
 @pytest.mark.parametrize("example", examples())
 def test_example_runs(example: str, tmp_path: Path) -> None:
     path = ROOT / "examples" / example
-    if "torchrun" not in path.read_text().split('"""')[1]:
+    description = path.read_text().split('"""')[1]
+    if needed := re.search(r"^Needs: (\w+)$", description, re.MULTILINE):
+        pytest.importorskip(needed[1])
+    if "torchrun" not in description:
         run_program(path, folder=ROOT, log=tmp_path / "log", timeout_s=_TIMEOUT_S)
         return
     launcher = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]

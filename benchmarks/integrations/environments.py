@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from frameworks import TORCH, Framework
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "integrations"
+TESTED_WITH = ("pytest>=8", "pytest-timeout>=2", "hypothesis")
 
 
 def make_wheel() -> Path:
@@ -26,7 +29,7 @@ def make_wheel() -> Path:
 
 def make_environment(framework: Framework, wheel: Path) -> Path:
     """Returns the interpreter of a framework's environment, which a first call makes."""
-    folder = FOLDER / framework.folder
+    folder = FOLDER / framework.environment
     python = folder / "bin" / "python"
     constraint = FOLDER / "constraints.txt"
     constraint.write_text(TORCH + "\n")
@@ -35,7 +38,10 @@ def make_environment(framework: Framework, wheel: Path) -> Path:
         _run([sys.executable, "-m", "venv", "--without-pip", str(folder)])
         _run([sys.executable, "-m", "pip", "--python", str(python), "install", "-q", "pip"])
     install = [str(python), "-m", "pip", "install", "--quiet"]
-    _run([*install, "-c", str(constraint), TORCH, "numpy>=2", *framework.packages, str(wheel)])
+    install += ["-c", str(constraint)]
+    _run([*install, TORCH, "numpy>=2", *TESTED_WITH, *framework.builds_with])
+    isolation = ["--no-build-isolation"] if framework.builds_with else []
+    _run([*install, *isolation, *framework.packages, str(wheel)], framework.variables)
     # pip keeps a wheel of the same version, which may be of an earlier state of the checkout
     _run([*install, "--no-deps", "--force-reinstall", str(wheel)])
     return python
@@ -49,5 +55,5 @@ def version_of(python: Path, package: str) -> str:
     ).stdout.strip()
 
 
-def _run(command: list[str]) -> None:
-    subprocess.run(command, check=True, timeout=1800)
+def _run(command: list[str], variables: Mapping[str, str] | None = None) -> None:
+    subprocess.run(command, check=True, timeout=1800, env={**os.environ, **(variables or {})})

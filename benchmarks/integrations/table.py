@@ -10,6 +10,8 @@ from typing import Any
 from frameworks import Framework
 
 BEGIN, END = "<!-- integrations: begin -->", "<!-- integrations: end -->"
+QUIET = 1.5
+"""The table has the times of a framework if the machine's load was below this before its runs."""
 _HEADER = (
     "framework", "version", "ranks", "lines changed", "losses", "step over Gloo, ms",
     "step over Unisono, ms", "faster by", "does not work",
@@ -30,8 +32,8 @@ def write_table(page: Path, results: dict[str, Any], frameworks: Sequence[Framew
                         framework.name,
                         found["version"],
                         ranks,
-                        "0",
-                        *_cells(one),
+                        framework.lines_changed,
+                        *_cells(one, quiet=found.get("load", QUIET) < QUIET),
                         _notes(framework, one),
                     )
                 )
@@ -46,9 +48,11 @@ def largest_difference(one: dict[str, Any]) -> float:
     return max(abs(gloo - ours) / max(abs(gloo), 1e-6) for gloo, ours in pairs)
 
 
-def _cells(one: dict[str, Any]) -> tuple[str, ...]:
+def _cells(one: dict[str, Any], *, quiet: bool) -> tuple[str, ...]:
     difference = largest_difference(one)
     losses = "equal" if difference == 0 else f"within {difference:.0e}"
+    if not quiet:
+        return losses, *["machine was busy"] * 2, ""
     gloo, ours = one["torch"]["step_ms"], one["unisono"]["step_ms"]
     ratio = statistics.median(gloo) / statistics.median(ours)
     return losses, _spread(gloo), _spread(ours), f"{ratio:.2f}"
@@ -57,7 +61,7 @@ def _cells(one: dict[str, Any]) -> tuple[str, ...]:
 def _notes(framework: Framework, one: dict[str, Any]) -> str:
     names = {"torch": "Gloo", "unisono": "Unisono"}
     crashes = [
-        f"{one[served_by].get('crashes', 0)} runs over {name} crashed and were repeated"
+        f"runs over {name} that crashed and were repeated: {one[served_by]['crashes']}"
         for served_by, name in names.items()
         if one[served_by].get("crashes", 0)
     ]

@@ -83,6 +83,21 @@ def test_variables_of_torchrun_are_read() -> None:
         config.launched_rank({"RANK": "1"})
 
 
+@pytest.mark.parametrize("address", ["", "localhost", "127.0.0.1", "127.0.1.1", "::1"])
+def test_torch_variables_with_an_address_of_one_host_mean_one_host(address: str) -> None:
+    environ = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": address, "MASTER_PORT": "29500"}
+    assert config.launched_rank(environ).rendezvous.startswith("torchrun:")
+
+
+@pytest.mark.parametrize("address", ["job-master-0", "10.0.0.7", "2001:db8::1", "node127"])
+def test_torch_variables_without_the_ranks_of_a_host_may_mean_several(address: str) -> None:
+    """As in a PyTorchJob whose pods run the program without torchrun."""
+    environ = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": address, "MASTER_PORT": "29500"}
+    assert config.launched_rank(environ).rendezvous == f"torch-store:{address}:29500:"
+    alone = {**environ, "LOCAL_WORLD_SIZE": "4"}
+    assert config.launched_rank(alone).rendezvous.startswith("torchrun:")
+
+
 def test_variables_of_open_mpi_are_read() -> None:
     environ = {
         "OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3",

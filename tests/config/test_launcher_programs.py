@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from bootstrap_stores import free_port
 from unisono.bench.contestants import mpi_command
 
 ROOT = Path(__file__).parents[2]
@@ -73,3 +75,52 @@ def test_the_example_runs(launcher: str) -> None:
     (line,) = lines_of(start(launcher, 4, [sys.executable, str(ROOT / "examples/pi.py")]))
     assert line.startswith("pi is 3.14159265")
     assert line.endswith(", 4 ranks")
+
+
+def by_slurm(rank: int, size: int, step: int, hosts: int) -> dict[str, str]:
+    """Returns the variables that srun gives to a rank of a job step on this machine, which stands
+    for `hosts` hosts.
+    """
+    names = ["127.0.0.1", *(f"host{number}" for number in range(1, hosts))]
+    set_by_srun = {
+        "SLURM_PROCID": rank, "SLURM_STEP_NUM_TASKS": size, "SLURM_STEP_NUM_NODES": hosts,
+        "SLURM_JOB_ID": os.getpid(), "SLURM_STEP_ID": step,
+        "SLURM_STEP_NODELIST": ",".join(names),
+    }  # fmt: skip
+    own = {"UNISONO_HOST_ID": f"host{rank % hosts}", "UNISONO_INTERFACE": "=lo"}
+    return {**os.environ, **own, **{name: str(value) for name, value in set_by_srun.items()}}
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_steps_of_a_slurm_job_stay_apart(program: Path, hosts: int) -> None:
+    jobs = [
+        [
+            subprocess.Popen(
+                [sys.executable, str(program)], env=by_slurm(rank, size, step, hosts),
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            )
+            for rank in range(size)
+        ]
+        for step, size in enumerate((2, 3))
+    ]  # fmt: skip
+    said = [[line for rank in job for line in lines_of(rank)] for job in jobs]
+    assert said == [all_ranks(2), all_ranks(3)]
+
+
+def test_pods_that_run_the_program_without_torchrun(program: Path) -> None:
+    """An operator of Kubernetes sets torch's variables, without the number of a host's ranks."""
+    pytest.importorskip("torch")
+    port = str(free_port())
+    ranks = []
+    for rank in range(2):
+        named = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_PORT": port}
+        # an address that does not say that all ranks are on one host
+        own = {"MASTER_ADDR": "::ffff:127.0.0.1", "UNISONO_HOST_ID": f"pod{rank}"}
+        ranks.append(
+            subprocess.Popen(
+                [sys.executable, str(program)],
+                env={**os.environ, **named, **own, "UNISONO_INTERFACE": "=lo"},
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            )
+        )  # fmt: skip
+    assert [line for rank in ranks for line in lines_of(rank)] == all_ranks(2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from typing import TextIO
 
 import torch
 from sklearn.datasets import load_digits
@@ -43,7 +44,7 @@ class Record:
         self.losses.append(float(loss))
         self._ends.append(time.perf_counter())
 
-    def report(self) -> None:
+    def report(self, file: TextIO | None = None) -> None:
         """Prints the mean loss of all ranks at each step, and this rank's step times."""
         losses: list[Sequence[float]] = [[] for _ in range(dist.get_world_size())]
         dist.all_gather_object(losses, self.losses)
@@ -52,4 +53,4 @@ class Record:
             times = [end - begin for begin, end in zip(self._ends, self._ends[1:], strict=False)]
             served_by = type(dist.group.WORLD).__module__.split(".")[0]
             found = {"served_by": served_by, "named": dist.get_backend(), "losses": means}
-            print("RESULT " + json.dumps({**found, "step_s": times}), flush=True)
+            print("RESULT " + json.dumps({**found, "step_s": times}), file=file, flush=True)

@@ -40,6 +40,8 @@ False
 >>> comm.close()
 """
 
+from typing import TYPE_CHECKING
+
 from unisono.communicator.arguments import as_integer as as_integer
 from unisono.communicator.arguments import check_rank as check_rank
 from unisono.communicator.arrays import check_writable as check_writable
@@ -65,7 +67,14 @@ from unisono.communicator.voted_collectives import begin_unvoted as begin_unvote
 from unisono.communicator.voted_collectives import begin_voted as begin_voted
 from unisono.communicator.voted_collectives import call_of as call_of
 from unisono.communicator.work import Work
+from unisono.lazy_names import lazy_names
 from unisono.selection import IntRange, Measured, Rule, Selection
+
+if TYPE_CHECKING:
+    from unisono.communicator.store_join import join_by_store as join_by_store
+
+# Most ranks find each other without a store of another library.
+__getattr__ = lazy_names(__name__, {"unisono.communicator.store_join": ["join_by_store"]})
 
 __all__ = [
     "Communicator",

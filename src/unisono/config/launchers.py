@@ -112,12 +112,20 @@ def _torchrun(environ: Mapping[str, str]) -> _Launch | None:
         launcher="torchrun",
         rank=number(environ, "RANK"),
         size=size,
-        local=number(environ, "LOCAL_WORLD_SIZE", size),
+        local=number(environ, "LOCAL_WORLD_SIZE", size if _is_this_host(environ) else 0),
         job=f"torchrun:{store}:{environ.get('TORCHELASTIC_RESTART_COUNT', '')}",
         # This rendezvous omits the number of restarts. Torchrun's agents on several hosts disagree
         # about the number, because an agent counts only the failures of its own ranks.
         place=lambda: f"{TORCH_STORE}{store}",
     )
+
+
+def _is_this_host(environ: Mapping[str, str]) -> bool:
+    """Returns True if torch's variables can only mean ranks of one host. Operators of Kubernetes
+    set the number of all ranks, but not that of a host's ranks.
+    """
+    address = environ.get("MASTER_ADDR", "")
+    return address in ("", "localhost", "::1") or address.startswith("127.")
 
 
 def _open_mpi(environ: Mapping[str, str]) -> _Launch | None:

@@ -46,10 +46,12 @@ if TYPE_CHECKING:
         all_gather_single as all_gather_single,
         reduce_scatter_single as reduce_scatter_single,
     )
+    from unisono.torch_backend.group_creation import group_on_store as group_on_store
 
 __all__ = [
     "BACKEND_NAME",
     "Options",
+    "group_on_store",
     "register",
     "stand_in_for",
 ]
@@ -58,6 +60,7 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
+        "unisono.torch_backend.group_creation": ["group_on_store"],
         "unisono.torch_backend.private": [
             "flatten",
             "forget_meshes",

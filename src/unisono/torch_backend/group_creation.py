@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import secrets
+from datetime import timedelta
 from typing import Any
 
 from torch import distributed as dist
 
 from unisono import config
-from unisono.bootstrap import KeyValueBootstrap, this_host
-from unisono.communicator import Communicator, join
+from unisono.communicator import Communicator, join_by_store
 from unisono.errors import UnsupportedError
 from unisono.torch_backend import Options
 from unisono.torch_backend.convert import seconds
@@ -19,9 +17,6 @@ from unisono.torch_backend.other_devices import OtherBackends, other_backends_of
 from unisono.torch_backend.own_cuda import OwnCuda, own_cuda
 from unisono.torch_backend.private import group_being_made
 from unisono.torch_backend.process_group import ProcessGroup
-from unisono.transport import job_secret
-
-_TOKEN_BYTES = 16
 
 
 def create(options: Any, pg_options: Any) -> ProcessGroup:
@@ -45,7 +40,9 @@ def create(options: Any, pg_options: Any) -> ProcessGroup:
         timeout_s=seconds(options.timeout) or 300.0,
         reproducible=ours.reproducible,
     )
-    comm = _from_default_group(ranks, settings) or _join_by_store(options, settings)
+    comm = _from_default_group(ranks, settings) or join_by_store(
+        options.store, options.group_rank, options.group_size, settings
+    )
     comm.timeout_s = settings.timeout_s
     if others is None and serves_cuda(making):
         others = own_cuda(comm, options.store, ranks)
@@ -65,26 +62,29 @@ def _from_default_group(ranks: list[int], settings: config.Settings) -> Communic
     return comm.group(ranks)
 
 
-def _join_by_store(options: Any, settings: config.Settings) -> Communicator:
-    """Makes a communicator for ranks that share only torch's store."""
-    rank, size, store = options.group_rank, options.group_size, options.store
-    rendezvous, on_one_host = exchange_hosts(store, rank, size, settings)
-    world = config.LaunchedRank(rank=rank, size=size, rendezvous=rendezvous)
-    if on_one_host:
-        return join(world, settings)
-    bootstrap_store = KeyValueBootstrap(
-        lambda _: store, f"unisono/{rendezvous}", job_secret(settings)
-    )
-    return join(world, settings, bootstrap_store=bootstrap_store)
+def group_on_store(store: Any, rank: int, size: int, timeout: timedelta) -> ProcessGroup:
+    """Makes a process group that torch does not know, from a store, a rank and a size.
 
+    All ranks of the group must call this with stores of the same keys. Give each group a prefix
+    that no other group of the store has: `dist.PrefixStore("quorum 7", store)`. `timeout` is the
+    limit of the call and of the group's collectives. The group is used by its methods, such as
+    `group.allreduce([tensor]).wait()`. If a rank dies, the calls of the others raise
+    `PeerLostError`. The others then `abort` the group and make one of another size.
 
-def exchange_hosts(store: Any, rank: int, size: int, settings: config.Settings) -> tuple[str, bool]:
-    """Exchanges host identities through the store.
+    Raises `RendezvousError` if the ranks do not find each other within `timeout`, `ValueError` for
+    a rank or timeout out of range.
 
-    Returns a random text of rank 0, and True if all ranks are on hosts with equal identities.
+    >>> from torch import distributed as dist
+    >>> import torch
+    >>> store = dist.HashStore()
+    >>> group = group_on_store(store, 0, 1, timedelta(seconds=30))
+    >>> total = torch.ones(2)
+    >>> group.allreduce([total]).wait()
+    True
+    >>> group.shutdown()
     """
-    host = this_host(settings.host_id)
-    mine = secrets.token_bytes(_TOKEN_BYTES) + hashlib.sha256(repr(host).encode()).digest()
-    bootstrap_store = KeyValueBootstrap(lambda _: store, "unisono/ranks")
-    texts = bootstrap_store.exchange(rank, size, mine, settings.timeout_s)
-    return texts[0][:_TOKEN_BYTES].hex(), len({text[_TOKEN_BYTES:] for text in texts}) == 1
+    limit_s = seconds(timeout)
+    if limit_s is None:
+        raise ValueError(f"timeout: expected a positive time, not {timeout}")
+    settings = config.override(config.settings(), timeout_s=limit_s)
+    return ProcessGroup(join_by_store(store, rank, size, settings), store)

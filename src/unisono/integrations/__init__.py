@@ -1,0 +1,9 @@
+"""Classes through which other libraries use Unisono. Each module needs the library that it names.
+
+- `ray_collective`: a backend of `ray.util.collective`.
+- `torchft_group`: a process group of torchft.
+
+Libraries that ask torch for a backend by name need no class: see docs/frameworks.md.
+"""
+
+__all__: list[str] = []
