@@ -46,8 +46,7 @@ def stays(rank, port, folder):
     group.shutdown()
     pair = made(store, 1, 1 - rank, 2)  # in another order
     require_sum(pair, 2)
-    pair.abort()
-    pair.shutdown()
+    pair.shutdown()  # no abort, which would end a call that the other rank has not finished
     four = made(store, 2, rank + 2, 4)
     require_sum(four, 4)
     four.shutdown()
@@ -62,7 +61,7 @@ def comes(rank, port, folder):
     (folder / f"new {rank}.done").touch()
 
 
-@pytest.mark.parametrize("hosts", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("hosts", [1, 2])
 def test_ranks_are_lost_and_others_come(tmp_path, hosts):
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     ranks = [
