@@ -47,7 +47,6 @@ def test_a_dropped_handle_still_completes(threads: World) -> None:
 DROPPED_HANDLES = """
 import sys, threading
 import numpy as np
-import calls_at_exit
 import unisono
 
 def rank():

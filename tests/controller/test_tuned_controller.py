@@ -66,7 +66,8 @@ def test_sums_stay_right_and_all_ranks_have_the_report(
     assert sum(report.bucket_bytes) == 4 * sum(SIZES.values())
     assert report.before_bucket_bytes == (4 * sum(SIZES.values()),)
     assert report.alpha_s is not None and report.residual is not None
-    assert changes in (2, 3) and report.steps_used <= TuningSettings().most_steps
+    # the trial and the last plan; more after a comparison, or if an overloaded rank left a plan
+    assert changes >= 2 and report.steps_used <= TuningSettings().most_steps
     said = [each.getMessage() for each in caplog.records]
     assert [text for text in said if text.startswith("fusion")] == [f"fusion: {report}"]
 
