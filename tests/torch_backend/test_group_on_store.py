@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from datetime import timedelta
@@ -87,8 +88,11 @@ def test_a_group_that_was_aborted_leaves_nothing_open():
         group.shutdown()
         del group
         if quorum == 1:
+            gc.collect()  # what earlier tests have left
             before = open_files(), mappings()
-    assert (open_files(), mappings()) == before
+    gc.collect()
+    assert open_files() <= before[0]
+    assert mappings() <= before[1]
 
 
 def test_a_missing_rank_is_named():
