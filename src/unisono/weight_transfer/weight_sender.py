@@ -83,10 +83,10 @@ class WeightSender:
         manifest = Manifest.of(weights)
         self._await(workers)
         self.number += 1
-        begin_s = time.monotonic()
         pending, done = self._workers.present(), list[Worker]()
         failed: dict[str, str] = {}
         self._await_ready(pending, failed)
+        begin_s = time.monotonic()
         while pending := [each for each in pending if each.name not in failed]:
             taking = self._offer(pending, manifest, failed)
             done += self._attempt(taking, manifest, contents, failed)
