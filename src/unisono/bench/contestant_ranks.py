@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import time
-from types import TracebackType
 
 from unisono.bench.barrier import StartLine
 from unisono.bench.cases import Case
@@ -17,6 +16,7 @@ from unisono.bench.cluster import Cluster
 from unisono.bench.contestants import Contestant, plan_launch
 from unisono.bench.rank_limit import reason_against
 from unisono.bench.rank_messages import Message, RankConnection
+from unisono.closing import Closing
 from unisono.errors import UnisonoError
 from unisono.temporary_folders import TemporaryFolder
 
@@ -34,7 +34,7 @@ class CaseError(UnisonoError):
     """Every rank of a contestant refused one case. The ranks can run other cases."""
 
 
-class ContestantRanks:
+class ContestantRanks(Closing):
     """The ranks of one contestant, on this machine or on the hosts of a cluster. The ranks sleep
     between commands.
 
@@ -64,17 +64,6 @@ class ContestantRanks:
         self._folder = self._scratch.path
         self._processes: list[subprocess.Popen[bytes]] = []
         self._channels: list[RankConnection] = []
-
-    def __enter__(self) -> ContestantRanks:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     @property
     def alive(self) -> bool:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from unisono import native
 from unisono.communicator.arrays import Array, locate
 from unisono.communicator.collectives import receives
-from unisono.communicator.engine import Call, DeferredResult, MessageCall
+from unisono.communicator.engine import Call, MessageCall, arrays_of
 
 Span: TypeAlias = tuple[int, int, bool, int]
 """Start and end address, True if the call writes this memory, and the number of the call."""
@@ -89,11 +89,11 @@ class BatchMemory:
 def _written(call: Call, rank: int) -> Sequence[Array]:
     """Returns the caller's arrays that this rank's call writes."""
     request, result = call.request, call.result
-    if request is None or result is None or isinstance(result, DeferredResult):
+    if request is None:
         return ()
     if request.op in _IN_PLACE and not receives(request.op, rank, request.root):
         return ()
-    return result if isinstance(result, list | tuple) else (result,)
+    return arrays_of(result)
 
 
 class _Memory:

@@ -53,10 +53,11 @@ class LaterUse(NamedTuple):
     @classmethod
     def of(cls, read: Array | Sequence[Array] | None, written: Any) -> LaterUse:
         """Returns the use of arrays or lists of arrays; None and `DeferredResult` are none."""
-        return cls(_listed(read), _listed(written))
+        return cls(arrays_of(read), arrays_of(written))
 
 
-def _listed(arrays: Any) -> Sequence[Array]:
+def arrays_of(arrays: Any) -> Sequence[Array]:
+    """Returns the arrays of an argument or a result, which may be one array or several."""
     if arrays is None or isinstance(arrays, DeferredResult):
         return ()
     return arrays if isinstance(arrays, list | tuple) else (arrays,)

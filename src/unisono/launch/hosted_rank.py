@@ -6,7 +6,6 @@ import contextlib
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from multiprocessing.connection import Connection, Pipe, wait
 
 from unisono import config
@@ -27,11 +26,10 @@ def host_rank(addresses: Sequence[tuple[str, int]], key: bytes, rank: int) -> No
     """
     program = dial_link(addresses, key, other_end="the program that called unisono.run")
     with program, reserved_port() as port, reserved_port() as torch_port:
-        identity = asdict(this_host(config.settings().host_id))
         arrival = Arrival(
             rank=rank,
             version=version(),
-            host=repr(identity),
+            host=repr(this_host(config.settings().host_id)),
             address=own_address(program),
             ports=(port, torch_port),
         )

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from types import MappingProxyType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import distributed as dist
@@ -167,6 +167,14 @@ class TrainingMesh:
         for group in groups:
             fail_group(_communicator(cast(dist.ProcessGroup, group)), error)
         forget_meshes()  # a new mesh of the same ranks must not use these groups
+
+    def of_all_ranks(self, own: object) -> list[Any]:
+        """Returns the objects of all ranks, by rank. Collective. Fails if `fail` has been called on
+        a rank.
+        """
+        found: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(found, own, group=self.all_ranks)
+        return found
 
     def close(self) -> None:
         """Destroys the groups. Call on all ranks."""

@@ -17,8 +17,8 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Iterable
-from types import TracebackType
 
+from unisono.closing import Closing
 from unisono.errors import RendezvousError
 
 _log = logging.getLogger("unisono")
@@ -28,7 +28,7 @@ _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 _MOST_BYTES = 1 << 17
 
 
-class HostMessages:
+class HostMessages(Closing):
     """The socket of one rank. `name` identifies the group, and is known only to processes of its
     user.
     """
@@ -115,14 +115,3 @@ class HostMessages:
     def close(self) -> None:
         """Closes the socket. Messages that are not yet sent or received are lost."""
         self._socket.close()
-
-    def __enter__(self) -> HostMessages:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

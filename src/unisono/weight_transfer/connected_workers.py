@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import queue
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, TypeVar
 
 from unisono import config
 from unisono.bootstrap import listen_for_links
@@ -15,14 +15,14 @@ from unisono.weight_transfer.messages import Arrival, Ready
 
 _ARRIVAL_S = 10.0
 """Seconds in which a connected worker must say what it is."""
-_POLL_S = 0.05
+_Message = TypeVar("_Message")
 
 
 class Worker:
     """One worker."""
 
     def __init__(self, arrival: Arrival, link: Connection) -> None:
-        self.name, self.host, self._link = arrival.name, arrival.host, link
+        self.name, self.host, self.link = arrival.name, arrival.host, link
         self.is_ready = False
         """True if the worker waits for an update."""
         self.is_lost = False
@@ -30,7 +30,7 @@ class Worker:
     def tell(self, message: object) -> bool:
         """Sends a message; returns False if the worker is lost."""
         try:
-            self._link.send(message)
+            self.link.send(message)
         except OSError:
             self.drop()
         return not self.is_lost
@@ -38,12 +38,7 @@ class Worker:
     def drop(self) -> None:
         """Ends the connection."""
         self.is_lost = True
-        self._link.close()
-
-    @property
-    def link(self) -> Connection:
-        """The connection, to wait for it."""
-        return self._link
+        self.link.close()
 
 
 class ConnectedWorkers:
@@ -72,19 +67,19 @@ class ConnectedWorkers:
             while True:
                 self._workers.append(self._arrivals.get_nowait())
         for worker in self._workers:
-            self._note_end(worker)
+            self._read_all(worker)
         self._workers = [each for each in self._workers if not each.is_lost]
         hosts = list(dict.fromkeys(each.host for each in self._workers))
         return sorted(self._workers, key=lambda each: hosts.index(each.host))
 
-    def _note_end(self, worker: Worker) -> None:
-        """Notes that a worker has ended, or has begun to wait for an update."""
+    def _read_all(self, worker: Worker) -> None:
+        """Reads the messages of a worker that have arrived: it is ready, or has ended."""
         with contextlib.suppress(OSError):
             while not worker.is_lost and worker.link.poll():
                 self._read(worker)
 
     def _read(self, worker: Worker) -> Any:
-        """Returns a worker's next message; None if it has ended, or only says that it is ready."""
+        """Returns a worker's next message; None if it has ended."""
         try:
             message = worker.link.recv()
         except (EOFError, OSError):
@@ -92,27 +87,26 @@ class ConnectedWorkers:
             return None
         if isinstance(message, Ready):
             worker.is_ready = True
-            return None
         return message
 
-    def gather(
-        self,
-        workers: Iterable[Worker],
-        deadline: float,
-        is_done: Callable[[Worker, Any], bool],
-    ) -> None:
-        """Reads messages until each worker is done, is lost, or the deadline has passed.
-
-        `is_done(worker, message)` is asked after each message; `message` is None for `Ready`.
+    def replies(
+        self, workers: Iterable[Worker], kind: type[_Message], timeout_s: float
+    ) -> dict[Worker, _Message]:
+        """Returns the next message of a kind of each worker that sends one within the time limit.
+        Ignores messages of other kinds.
         """
-        open_ones = {each.link: each for each in workers if not each.is_lost}
-        while open_ones and time.monotonic() < deadline:
-            left_s = max(deadline - time.monotonic(), 0.0)
-            for link in wait(list(open_ones), min(left_s, _POLL_S)):
-                worker = open_ones[link]  # type: ignore[index]
+        found: dict[Worker, _Message] = {}
+        deadline = time.monotonic() + timeout_s
+        waiting: dict[Any, Worker] = {each.link: each for each in workers if not each.is_lost}
+        while waiting and (left_s := deadline - time.monotonic()) > 0:
+            for link in wait(list(waiting), left_s):
+                worker = waiting[link]
                 message = self._read(worker)
-                if worker.is_lost or is_done(worker, message):
-                    del open_ones[link]  # type: ignore[arg-type]
+                if isinstance(message, kind):
+                    found[worker] = message
+                if worker.is_lost or worker in found:
+                    del waiting[link]
+        return found
 
     def close(self, farewell: object) -> None:
         """Tells all workers that no update follows, and ends their connections."""

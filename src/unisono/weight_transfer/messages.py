@@ -46,7 +46,7 @@ class Start:
     """The transfer begins."""
 
     group: GroupPlace | None
-    """Where the worker joins a new group; None if the group of the last update is still right."""
+    """Place of the worker in a new group; None if the group of the last update is still right."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

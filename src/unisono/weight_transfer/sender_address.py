@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from unisono.transport import format_address
+
 _SCHEME = "weights://"
 KEY_BYTES = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SenderAddress:
-    """Where a sender listens, and the key that its workers know."""
+    """Host and port of a sender, and the key that its workers know."""
 
     host: str
     port: int
@@ -22,8 +24,7 @@ class SenderAddress:
         >>> SenderAddress(host="::1", port=4000, key=bytes(16)).text()
         'weights://[::1]:4000/00000000000000000000000000000000'
         """
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{_SCHEME}{host}:{self.port}/{self.key.hex()}"
+        return f"{_SCHEME}{format_address((self.host, self.port))}/{self.key.hex()}"
 
     @classmethod
     def parse(cls, text: str) -> SenderAddress:

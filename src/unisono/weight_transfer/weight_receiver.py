@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import asdict
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from unisono import config
 from unisono.bootstrap import dial_link, this_host
+from unisono.closing import Closing
 from unisono.communicator import Communicator
 from unisono.errors import PeerLostError, UnisonoError
 from unisono.weight_transfer.array_bytes import Array, ArrayBytes, array_bytes
@@ -28,7 +27,7 @@ from unisono.weight_transfer.sender_address import SenderAddress
 from unisono.weight_transfer.transfer import transfer
 
 
-class WeightReceiver:
+class WeightReceiver(Closing):
     """Receives weights from a `WeightSender`."""
 
     def __init__(self, address: str) -> None:
@@ -44,7 +43,7 @@ class WeightReceiver:
         self._comm: Communicator | None = None
         self.number = 0
         """Number of the last update that this worker has received; 0 before the first."""
-        host = repr(asdict(this_host(self._settings.host_id)))
+        host = repr(this_host(self._settings.host_id))
         name = f"{socket.gethostname()} process {os.getpid()}-{id(self):x}"
         self._tell(Arrival(name=name, host=host))
 
@@ -132,14 +131,3 @@ class WeightReceiver:
         """Ends the connection: the sender's next update goes to the other workers."""
         self._leave()
         self._link.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

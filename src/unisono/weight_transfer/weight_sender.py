@@ -7,19 +7,26 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
-from types import TracebackType
-from typing import Any, Self
+from dataclasses import dataclass
 
 from unisono import config
 from unisono.bootstrap import reserved_port, this_host
+from unisono.closing import Closing
 from unisono.communicator import Communicator
 from unisono.errors import CollectiveTimeoutError, CommunicationError, RendezvousError
 from unisono.transport import format_address
 from unisono.weight_transfer.array_bytes import Array, ArrayBytes, array_bytes
 from unisono.weight_transfer.connected_workers import ConnectedWorkers, Worker
 from unisono.weight_transfer.manifest import Manifest
-from unisono.weight_transfer.messages import Answer, Closed, GroupPlace, Offer, Outcome, Start
+from unisono.weight_transfer.messages import (
+    Answer,
+    Closed,
+    GroupPlace,
+    Offer,
+    Outcome,
+    Ready,
+    Start,
+)
 from unisono.weight_transfer.sender_address import KEY_BYTES, SenderAddress
 from unisono.weight_transfer.transfer import SENDER, transfer
 
@@ -30,7 +37,7 @@ _POLL_S = 0.02
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightUpdate:
-    """What became of an update."""
+    """Outcome of an update."""
 
     number: int
     """Number of the update, from 1."""
@@ -44,7 +51,7 @@ class WeightUpdate:
     """From the first offer until all workers had all weights."""
 
 
-class WeightSender:
+class WeightSender(Closing):
     """Sends weights to workers that come and go."""
 
     def __init__(self, *, timeout_s: float = 300.0) -> None:
@@ -60,7 +67,7 @@ class WeightSender:
         self._comm: Communicator | None = None
         self._members: list[Worker] = []
         """The workers of the group of the last update."""
-        self._host = repr(asdict(this_host(self._settings.host_id)))
+        self._host = repr(this_host(self._settings.host_id))
         self.number = 0
         """Number of updates so far."""
 
@@ -114,10 +121,9 @@ class WeightSender:
     def _await_ready(self, workers: Sequence[Worker], failed: dict[str, str]) -> None:
         """Waits until all workers want an update; notes those that do not, or are lost."""
         busy = [each for each in workers if not each.is_ready]
-        deadline = time.monotonic() + self._timeout_s
-        self._workers.gather(busy, deadline, lambda worker, _: worker.is_ready)
+        ready = self._workers.replies(busy, Ready, self._timeout_s)
         for each in busy:
-            if not each.is_ready:
+            if each not in ready:
                 late = f"has not called receive within {self._timeout_s:g} s"
                 failed[each.name] = "has ended" if each.is_lost else late
 
@@ -125,23 +131,23 @@ class WeightSender:
         self, workers: Sequence[Worker], manifest: Manifest, failed: dict[str, str]
     ) -> list[Worker]:
         """Returns the workers that take the update."""
-        answers: dict[Worker, Answer] = {}
-
-        def is_done(worker: Worker, message: Any) -> bool:
-            if isinstance(message, Answer):
-                answers[worker] = message
-            return worker in answers
-
         told = [each for each in workers if each.tell(Offer(manifest=manifest, number=self.number))]
-        self._workers.gather(told, time.monotonic() + self._timeout_s, is_done)
-        for each in workers:
-            answer = answers.get(each)
-            if answer is None:
-                failed[each.name] = "has ended" if each.is_lost else "does not answer"
-                each.drop()
-            elif answer.refusal is not None:
+        answers = self._workers.replies(told, Answer, self._timeout_s)
+        self._drop_silent(workers, answers, failed)
+        for each, answer in answers.items():
+            if answer.refusal is not None:
                 failed[each.name], each.is_ready = answer.refusal, False
         return [each for each in workers if each.name not in failed]
+
+    @staticmethod
+    def _drop_silent(
+        workers: Sequence[Worker], replies: Mapping[Worker, object], failed: dict[str, str]
+    ) -> None:
+        """Ends the connections of workers without a reply, since their state is unknown."""
+        for each in workers:
+            if each not in replies:
+                failed[each.name] = "has ended" if each.is_lost else "does not answer"
+                each.drop()
 
     def _attempt(
         self,
@@ -160,14 +166,11 @@ class WeightSender:
         except (CommunicationError, RendezvousError) as caught:
             error = caught
             self._leave()
-        outcomes = self._outcomes(workers)
-        for each in workers:
-            if each not in outcomes:
-                failed[each.name] = "has ended" if each.is_lost else "does not answer"
-                each.drop()
-        if len(outcomes) < len(workers) or any(outcomes.values()):
+        outcomes = self._workers.replies(workers, Outcome, self._timeout_s)
+        self._drop_silent(workers, outcomes, failed)
+        found = [each for each, outcome in outcomes.items() if outcome.error is None]
+        if len(found) < len(workers):
             self._leave()
-        found = [each for each, failure in outcomes.items() if failure is None]
         for each in found:
             each.is_ready = False
         if error is not None and len(outcomes) == len(workers) and not found:
@@ -203,18 +206,6 @@ class WeightSender:
             self._comm, self._members = places[SENDER].join(self._settings), workers
         return self._comm
 
-    def _outcomes(self, workers: Sequence[Worker]) -> dict[Worker, str | None]:
-        """Returns the error of each worker that has ended its transfer; None without an error."""
-        found: dict[Worker, str | None] = {}
-
-        def is_done(worker: Worker, message: Any) -> bool:
-            if isinstance(message, Outcome):
-                found[worker] = message.error
-            return worker in found
-
-        self._workers.gather(workers, time.monotonic() + self._timeout_s, is_done)
-        return found
-
     def _leave(self) -> None:
         """Leaves the group of the last update."""
         comm, self._comm, self._members = self._comm, None, []
@@ -225,14 +216,3 @@ class WeightSender:
         """Tells the workers that no update follows: their `receive` returns None."""
         self._leave()
         self._workers.close(Closed())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import distributed as dist
 from torch import nn
 
 from unisono.parallel.checkpoint import (
@@ -103,8 +101,7 @@ class RunCheckpoints:
             blocks = state_blocks(self._sets, self._optimizer, self._mesh)
         except ValueError as error:
             problem = str(error)
-        found: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(found, problem, group=self._mesh.all_ranks)
+        found = self._mesh.of_all_ranks(problem)
         if any(found):
             raise ValueError(next(filter(None, found)))
         return blocks
@@ -112,8 +109,7 @@ class RunCheckpoints:
     def _model_problems(self, checkpoint: BlockCheckpoint) -> list[str]:
         """Returns what differs between the checkpoint and this model. Collective."""
         model = self._model_blocks() + self._loss.saved(checkpoint.tensors)
-        held: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(held, [each.name for each in model], group=self._mesh.all_ranks)
+        held = self._mesh.of_all_ranks([each.name for each in model])
         known = {name for names in held for name in names}
         states = saved_states(checkpoint.tensors)
         known |= {state_name(name, each) for name, found in states.items() for each in found}

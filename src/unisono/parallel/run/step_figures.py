@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
-from torch import distributed as dist
 from torch import nn
 
 from unisono.parallel.run.batch_parts import BatchPart
@@ -71,7 +69,7 @@ class StepFigures:
                 self._sets, self._frozen, mesh, self._optimizer, self._groups
             ),
         }
-        return make_report(mesh.layout, self._of_all_ranks(figures))
+        return make_report(mesh.layout, mesh.of_all_ranks(figures))
 
     def _size(self, part: BatchPart) -> StepSize:
         held = [*self._frozen, *(each for found in self._sets for each in found.held)]
@@ -87,7 +85,7 @@ class StepFigures:
 
     def passes(self) -> dict[str, TaskRun]:
         """Returns the passes of rank 0's pipeline, measured and predicted."""
-        found = self._of_all_ranks(self._clock.spans)
+        found = self._mesh.of_all_ranks(self._clock.spans)
         rows = [found[rank] for rank in self._mesh.grid.group(0, "pp")]
         tasks: list[list[TaskGroup]] = [[(span.task,) for span in row] for row in rows]
         if self._pipeline is not None:
@@ -102,7 +100,7 @@ class StepFigures:
         """
         if self._pipeline is None:
             raise ValueError("pipeline_schedule: expected a layout with pp > 1, got pp = 1")
-        found = self._of_all_ranks((self._clock.spans, self._clock.result_bytes))
+        found = self._mesh.of_all_ranks((self._clock.spans, self._clock.result_bytes))
         ranks = [found[rank] for rank in self._mesh.grid.group(0, "pp")]
         return measured_schedule(
             self._mesh.layout.schedule,
@@ -110,9 +108,3 @@ class StepFigures:
             [span for spans, _ in ranks for span in spans],
             {stage: sizes for _, results in ranks for stage, sizes in results.items()},
         )
-
-    def _of_all_ranks(self, own: object) -> list[Any]:
-        """Returns the values of all ranks. Fails if a rank has ended the run."""
-        found: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(found, own, group=self._mesh.all_ranks)
-        return found
