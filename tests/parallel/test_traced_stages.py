@@ -60,8 +60,6 @@ def test_stages_compute_what_the_model_computes(count) -> None:
             assert each.grad is None, name
         else:
             torch.testing.assert_close(each.grad, expected[name], rtol=1e-12, atol=1e-12)
-    sent = [sum(y.nbytes for y in found) for _, found in boundaries]
-    assert [stage.bytes_after for stage in stages] == sent
 
 
 def test_stages_hold_the_parameters_of_the_model_under_their_names() -> None:

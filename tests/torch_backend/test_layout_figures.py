@@ -7,9 +7,11 @@ docs/parallel.md. All sizes are divisible by the number of ranks.
 from __future__ import annotations
 
 import gc
+from itertools import pairwise
 
 import pytest
 import torch
+from torch import nn
 from torch.distributed.tensor import DTensor
 
 from torch_backend.layout_training import small_shape, token_batches
@@ -139,3 +141,58 @@ def own_data_and_tensor_parallelism(world):
     assert report.bytes_sent["tp"] == (MICROBATCHES / 2 * (layers + ends) * ITEM,) * RANKS
     held = report.memory["weights"][0] / ITEM
     assert report.bytes_sent["dp"] == (2 / 2 * held * ITEM,) * RANKS
+
+
+def sequence(*frozen, widths=(16, 16, 16, 16, 4)):
+    """Returns linear layers with Tanh between them; those of `frozen` numbers are not trained."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(a, b).double() for a, b in pairwise(widths)]
+    for number in frozen:
+        layers[number].requires_grad_(requires_grad=False)
+    between = [each for layer in layers for each in (layer, nn.Tanh())]
+    return nn.Sequential(*between[:-1])
+
+
+def require_predicted_bytes(model, text, *, autocast=False):
+    """Fails if a step sends other bytes than predicted; returns them."""
+    run = parallelize(
+        model,
+        Layout.parse(text),
+        loss=nn.functional.cross_entropy,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, 0.1),
+        microbatches=MICROBATCHES,
+    )
+    inputs, targets = torch.randn(SAMPLES, 16).double(), torch.arange(SAMPLES) % 4
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        for _ in range(2):
+            run.step(inputs, targets)
+    report = run.report()
+    run.mesh.close()
+    predicted = report.predicted.bytes_sent
+    assert report.bytes_sent.keys() == predicted.keys()
+    for name, sent in report.bytes_sent.items():
+        assert sent == pytest.approx(predicted[name], rel=1e-12), name
+    return report.bytes_sent
+
+
+def own_gathers_of_frozen_parameters(world):
+    for zero in (2, 3):
+        require_predicted_bytes(sequence(0), f"dp=4,zero={zero}")
+        require_predicted_bytes(sequence(0, 1), f"dp=4,zero={zero}")
+        require_predicted_bytes(sequence(2), f"dp=4,zero={zero}", autocast=True)
+    require_predicted_bytes(sequence(1), "dp=2,pp=2,zero=3")
+    # forward all weights, backward those of all but the first of two frozen layers
+    layer, head = 16 * 16 + 16, 16 * 4 + 4
+    moved = (3 * layer + head) + (2 * layer + head) + (layer + head)
+    sent = require_predicted_bytes(sequence(0, 1), "dp=4,zero=3")
+    assert sent["dp"] == (MICROBATCHES * REST * moved * ITEM,) * RANKS
+
+
+def own_messages_and_sums_of_other_models(world):
+    sent = require_predicted_bytes(sequence(), "pp=4")["pp"]
+    activations = SAMPLES * 16 * ITEM
+    assert sent == (activations + 16, 2 * activations + 16, 2 * activations + 16, activations)
+    sent = require_predicted_bytes(sequence(), "tp=4")["tp"]
+    assert sent == (2 * REST * SAMPLES * (16 + 16 + 4) * ITEM,) * RANKS
+    require_predicted_bytes(sequence(), "tp=4", autocast=True)
+    require_predicted_bytes(sequence(), "tp=2,pp=2", autocast=True)

@@ -10,7 +10,12 @@ from unisono.parallel.layers.expert_exchange import move_rows
 from unisono.parallel.layers.feature_norm import FeatureNorm
 from unisono.parallel.layers.feed_forward import FeedForward
 from unisono.parallel.layers.layout_dropout import BatchPlace, LayoutDropout
-from unisono.parallel.layers.linear_pair import LinearPair, pair_linears, undivided_linear
+from unisono.parallel.layers.linear_pair import (
+    LinearPair,
+    linear_pairs,
+    pair_linears,
+    undivided_linear,
+)
 from unisono.parallel.layers.mixture_of_experts import Experts, MixtureOfExperts
 from unisono.parallel.layers.per_position import (
     has_forward_of,
@@ -47,6 +52,7 @@ __all__ = [
     "is_elementwise",
     "is_per_position",
     "keep_part",
+    "linear_pairs",
     "move_rows",
     "pair_linears",
     "sum_to_parts",

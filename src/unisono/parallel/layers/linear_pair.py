@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from itertools import pairwise
+from typing import NamedTuple
 
+import torch
 from torch import nn
+from torch.nn import functional
 
 from unisono.parallel.divisible import Divisible
 from unisono.parallel.layers.per_position import is_elementwise
 from unisono.parallel.layers.tensor_1d import Tensor1D
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.torch_backend import has_hooks
+
+_NAME = "unisono_linear_pair"
+
+
+class TensorSize(NamedTuple):
+    """The size of a tensor."""
+
+    elements: int
+    item_bytes: int
+    """Bytes of an element."""
 
 
 class LinearPair:
@@ -23,11 +37,33 @@ class LinearPair:
 
     def __init__(self, first: nn.Linear, last: nn.Linear, mesh: TrainingMesh) -> None:
         """Keeps this rank's parts of both layers, and adds exchanges before and after the pair."""
-        tensor = Tensor1D(mesh)
-        tensor.divide_first(first)
-        tensor.divide_last(last)
-        first.register_forward_pre_hook(lambda _, arguments: (tensor.enter(arguments[0]),))
-        last.forward = lambda x: tensor.last(x, last)  # type: ignore[method-assign, assignment]
+        self.sums: tuple[TensorSize, TensorSize] | None = None
+        """The sums over the ranks in the last pass: of the results, and of the gradients."""
+        self._tensor, self._last = Tensor1D(mesh), last
+        self._tensor.divide_first(first)
+        self._tensor.divide_last(last)
+        self._gradients = TensorSize(0, 0)
+        first.register_forward_pre_hook(self._enter)
+        last.forward = self._leave  # type: ignore[method-assign, assignment]
+        vars(last)[_NAME] = self
+
+    def _enter(self, _: nn.Module, arguments: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+        (x,) = arguments
+        self._gradients = TensorSize(x.numel() * x.requires_grad, x.element_size())
+        return (self._tensor.enter(x),)
+
+    def _leave(self, x: torch.Tensor) -> torch.Tensor:
+        part = functional.linear(x, self._last.weight)
+        self.sums = TensorSize(part.numel(), part.element_size()), self._gradients
+        y = self._tensor.leave(part)
+        return y if self._last.bias is None else y + self._last.bias
+
+
+def linear_pairs(stage: nn.Module) -> Iterator[LinearPair]:
+    """Yields the pairs in a stage."""
+    for module in stage.modules():
+        if _NAME in vars(module):
+            yield vars(module)[_NAME]
 
 
 def pair_linears(model: nn.Module, mesh: TrainingMesh) -> int:

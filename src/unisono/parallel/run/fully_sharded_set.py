@@ -255,6 +255,29 @@ def gather_traffic(stage: nn.Module, mesh: TrainingMesh) -> dict[str, float]:
     return dict(found)
 
 
+def frozen_traffic(
+    frozen: Sequence[HeldParameter],
+    modules: Sequence[GatheredModule],
+    mesh: TrainingMesh,
+    microbatches: int,
+) -> dict[str, float]:
+    """Returns the bytes that a rank sends in a step to gather frozen parameters, by group.
+
+    `modules`: those that gather parameters.
+    """
+    owners = {each: module for module in modules for each in module.parameters}
+    found: Counter[str] = Counter()
+    for held in frozen:
+        if isinstance(held.values, DTensor):
+            module, name = owners[held.values], shard_name(held.block)
+            again = mesh.layout.zero == 3 and mesh.layout.pp == 1 and module.is_gathered_again
+            times = min(microbatches if mesh.layout.pp == 1 else 1, module.calls)
+            part = _part_elements(held.values, len(mesh.ranks(name)))
+            sent = (len(mesh.ranks(name)) - 1) * part * held.values.element_size()
+            found[name] += times * (1 + again) * sent
+    return dict(found)
+
+
 def split_dim(parameter: DTensor) -> int:
     """Returns the dimension along which `fully_shard` has split a parameter."""
     return next(each.dim for each in parameter.placements if isinstance(each, Shard))

@@ -13,6 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from unisono.parallel.run.recomputation import is_in_reentrant_backward
 from unisono.torch_backend import (
+    flatten,
     is_in_backward,
     is_view,
     map_tensors,
@@ -30,6 +31,7 @@ class CallOrder:
     def __init__(self) -> None:
         self._modules = 0
         self._calls = bytearray()
+        self._left: GatheredModule | None = None
 
     def add_module(self) -> int:
         """Returns the number of a new module."""
@@ -40,9 +42,16 @@ class CallOrder:
         """Notes the call of a module."""
         self._calls += number.to_bytes(4, "little")
 
+    def leave(self, module: GatheredModule) -> None:
+        """Notes the end of a forward pass."""
+        if self._left is not None:
+            self._left.next = module
+        self._left = module
+
     def restart(self) -> None:
         """Begins a step."""
         self._calls.clear()
+        self._left = None
 
     def checksum(self) -> int:
         """Returns a number below 2^20 that two different orders rarely share."""
@@ -65,12 +74,17 @@ class GatheredModule:
         """Number of forward passes through the module since `restart`."""
         self.used: set[nn.Parameter] = set()
         """The split parameters that got a gradient on this rank since `restart`."""
+        self.next: GatheredModule | None = None
+        """The module whose last forward pass ended after that of this one."""
         self._uses, self._was_in_backward = 0, False
         """Number of forward passes since the last backward pass."""
         # torch has no public hook between the backward passes and the sum of the gradients
         self._groups: list[Any] = split_groups(module)
         self._whole: list[nn.Parameter] = []
+        self._is_frozen = not any(each.requires_grad for each in self.parameters)
+        self._has_gradient = not self._is_frozen
         cast(nn.Module, module).register_forward_pre_hook(self._enter)
+        cast(nn.Module, module).register_forward_hook(self._exit)
         for group in self._groups:
             group.post_backward = partial(self._leave, group, group.post_backward)
 
@@ -78,6 +92,15 @@ class GatheredModule:
     def parameters(self) -> list[nn.Parameter]:
         """The parameters that are split for this module alone."""
         return [each.sharded_param for group in self._groups for each in group.fsdp_params]
+
+    @property
+    def is_gathered_again(self) -> bool:
+        """Whether the last backward pass gathered the parameters, with ZeRO-3.
+
+        Torch gathers those of each module that a gradient reaches, and in advance those of the
+        module before it.
+        """
+        return self._has_gradient or (self.next is not None and self.next._has_gradient)
 
     @property
     def whole_parameters(self) -> list[nn.Parameter]:
@@ -99,6 +122,11 @@ class GatheredModule:
         self._order.call(self._number)
         self._refuse_shared_recomputation()
         self._module.set_reduce_scatter_unused_params(True, recurse=False)
+
+    def _exit(self, _: object, __: object, results: object) -> None:
+        self._order.leave(self)
+        if self._is_frozen:
+            self._has_gradient = any(each.requires_grad for each in flatten(results)[0])
 
     def _refuse_shared_recomputation(self) -> None:
         """Raises `ValueError` if a reentrant checkpoint runs a module again that was called twice:

@@ -160,6 +160,7 @@ def parallelize(
         mesh,
         names=trained_names,
         groups=names_of_groups,
+        gathered=gathered,
         calls=calls,
         checks=checks,
         loss=loss,

@@ -13,7 +13,7 @@ from torch import nn
 
 from unisono.parallel.run.batch_loss import BatchLoss, Loss
 from unisono.parallel.run.batch_parts import BatchPart, divide_batch
-from unisono.parallel.run.gathered_module import CallOrder
+from unisono.parallel.run.gathered_module import CallOrder, GatheredModule
 from unisono.parallel.run.loss_state import LossState
 from unisono.parallel.run.parameter_sets import HeldParameter, ParameterSet
 from unisono.parallel.run.parameter_uses import ParameterUses
@@ -51,6 +51,7 @@ class ParallelRun:
         *,
         names: Sequence[str],
         groups: Sequence[Sequence[str]],
+        gathered: Sequence[GatheredModule],
         calls: CallOrder,
         checks: StepChecks,
         loss: Loss,
@@ -60,8 +61,9 @@ class ParallelRun:
         clip: float | None,
     ) -> None:
         """`names`: the trained parameters of the whole model. `groups`: those of each group of the
-        optimizer. `calls`: those of the modules that gather parameters. `checks`: those of a step.
-        `is_balanced`: a stage, perhaps of another rank, has balance losses.
+        optimizer. `gathered`: the modules that gather parameters, and `calls` their order.
+        `checks`: those of a step. `is_balanced`: a stage, perhaps of another rank, has balance
+        losses.
         """
         self.mesh, self.sets, self._frozen = mesh, sets, frozen
         self.stages = stages
@@ -105,6 +107,7 @@ class ParallelRun:
             mesh,
             optimizer=optimizer,
             groups=groups,
+            gathered=gathered,
             clock=self.clock,
             pipeline=self._pipeline,
         )

@@ -11,6 +11,7 @@ from torch import distributed as dist
 from torch import nn
 
 from unisono.parallel.run.batch_parts import BatchPart
+from unisono.parallel.run.measured_schedule import MessageBytes
 from unisono.parallel.run.model_stages import stage_count
 from unisono.parallel.run.run_stage import RunStage, StagePasses
 from unisono.parallel.run.torch_schedules import (
@@ -97,6 +98,14 @@ class PipelineRunner:
     def tasks(self) -> list[list[TaskGroup]]:
         """Returns the forward and backward passes of each rank of the pipeline, in order."""
         return pipeline_tasks(self._mesh.layout, self._microbatches)
+
+    def result_bytes(self) -> dict[int, MessageBytes]:
+        """Returns the sizes of the last step's results, by stage of this rank."""
+        return {
+            each.stage_index: (each.last_form.result_bytes, each.last_form.gradient_bytes)
+            for each in self._stages
+            if each.last_form is not None
+        }
 
     def regathers(self) -> dict[int, int]:
         """Returns, for each stage of this rank, how often torch gathers its split weights again.

@@ -20,13 +20,14 @@ from unisono.parallel.layers import (
     MixtureOfExperts,
     SelfAttention,
     TokenEmbedding,
+    linear_pairs,
 )
 from unisono.parallel.run.fully_sharded_set import gather_traffic
+from unisono.parallel.run.measured_schedule import MessageBytes
 from unisono.parallel.run.model_stages import stage_count, stages_of_rank
 from unisono.parallel.run.parameter_sets import ParameterSet, sum_elements
 from unisono.parallel.run.predicted_tensor_grid_traffic import grid_elements
 from unisono.parallel.run.stage_messages import HEADER_BYTES
-from unisono.parallel.run.traced_stages import TracedStage
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import part_of
 
@@ -54,6 +55,8 @@ class StepSize:
     regathers: Mapping[int, int] = field(default_factory=dict)
     """By stage: how many times a pipeline gathers weights that ZeRO-2 or ZeRO-3 split, after the
     first time in a step."""
+    result_bytes: Mapping[int, MessageBytes] = field(default_factory=dict)
+    """By stage of the pipeline: the sizes of the last step's results."""
 
 
 def predicted_bytes(
@@ -76,8 +79,14 @@ def predicted_bytes(
         if number + 1 in _neighbours(number, mesh):
             found[mesh.counted_as("pp")] += HEADER_BYTES
         for each_size in size.microbatches:
-            for axis, elements in _elements(number, stage, mesh, each_size, size.item_bytes):
+            for axis, elements in _elements(stage, mesh, each_size):
                 found[mesh.counted_as(axis)] += elements * size.item_bytes
+            if mesh.group("pp") is not None:
+                found[mesh.counted_as("pp")] += _pipeline(number, stage, mesh, each_size, size)
+        for pair in linear_pairs(stage):
+            for elements, item_bytes in pair.sums or ():
+                sent = len(size.microbatches) * _sum(elements, mesh, "tp") * item_bytes
+                found[mesh.counted_as("tp")] += sent
         if mesh.group("ep") is not None:
             found[mesh.counted_as("ep")] += _experts(stage, mesh, size)
         if isinstance(stage, Exchanging):
@@ -87,17 +96,15 @@ def predicted_bytes(
 
 
 def _elements(
-    number: int, stage: nn.Module, mesh: TrainingMesh, size: MicrobatchSize, item_bytes: int
+    stage: nn.Module, mesh: TrainingMesh, size: MicrobatchSize
 ) -> Iterator[tuple[str, float]]:
-    """Yields the elements that a rank sends on each axis in the forward and backward pass of a
+    """Yields the elements that a rank sends on `tp` and `cp` in the forward and backward pass of a
     microbatch through a stage.
     """
     if mesh.group("tp") is not None:
         yield "tp", _tensor(stage, mesh, size)
     if mesh.group("cp") is not None:
         yield "cp", _context(stage, mesh, size)
-    if mesh.group("pp") is not None:
-        yield "pp", _pipeline(number, stage, mesh, size, item_bytes)
 
 
 def _rest(ranks: int) -> float:
@@ -186,19 +193,24 @@ def _neighbours(number: int, mesh: TrainingMesh) -> set[int]:
 
 
 def _pipeline(
-    number: int, stage: nn.Module, mesh: TrainingMesh, size: MicrobatchSize, item_bytes: int
+    number: int, stage: nn.Module, mesh: TrainingMesh, size: MicrobatchSize, step: StepSize
 ) -> float:
-    """Returns the elements sent on `pp` in the forward and backward pass of a microbatch."""
+    """Returns the bytes sent on `pp` in the forward and backward pass of a microbatch.
+
+    Only the values that a model computes determine the results of stages of other modules, so their
+    sizes are those of the last step.
+    """
     layout, neighbours = mesh.layout, _neighbours(number, mesh)
-    if isinstance(stage, TracedStage):
-        sent = stage.bytes_before * (number - 1 in neighbours)
-        return (sent + stage.bytes_after * (number + 1 in neighbours)) / item_bytes
+    if _hidden(stage) == 0:
+        _, gradients = step.result_bytes.get(number - 1, (0, 0))
+        results, _ = step.result_bytes.get(number, (0, 0))
+        return gradients * (number - 1 in neighbours) + results * (number + 1 in neighbours)
     tokens, width = size.tokens / (layout.tp if layout.sequence_parallel else 1), _hidden(stage)
     if layout.tensor != "1d":
         side = layout.tensor_grid.column
         tokens /= layout.tp / side
         _, width = part_of(width, mesh.coordinates["tp_column"], side)
-    return len(neighbours) * tokens * width
+    return len(neighbours) * tokens * width * step.item_bytes
 
 
 def _hidden(stage: nn.Module) -> int:

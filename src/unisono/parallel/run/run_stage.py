@@ -80,7 +80,8 @@ class RunStage(_Base):  # type: ignore[misc]
         self._local: dict[int, tuple[list[torch.Tensor], ResultForm]] = {}
         self._input_gradients: dict[int, Sequence[torch.Tensor | None] | None] = {}
         self._form: ResultForm | None = None
-        self._last_form: ResultForm | None = None
+        self.last_form: ResultForm | None = None
+        """The form of the results of the last step; None before that."""
         self._before: ResultReceiver | None = None
         self._after: ResultSender | None = None
         self._changes_inputs = True
@@ -164,9 +165,8 @@ class RunStage(_Base):  # type: ignore[misc]
         results, own_form = take_apart(result, self.stage_index)
         if self._form is None:
             # the form of an earlier step has its digest already
-            self._form = self._last_form if own_form == self._last_form else own_form
-            self._last_form = self._form
-            self._count_bytes(results)
+            self._form = self.last_form if own_form == self.last_form else own_form
+            self.last_form = self._form
         elif own_form != self._form:
             raise ValueError(
                 f"stage {self.stage_index} of the pipeline: expected results of one form in all "
@@ -197,12 +197,6 @@ class RunStage(_Base):  # type: ignore[misc]
                 )
             self._changes_inputs = is_changed
         return result
-
-    def _count_bytes(self, results: Sequence[torch.Tensor]) -> None:
-        self._shared.clock.result_bytes[self.stage_index] = (
-            sum(each.nbytes for each in results),
-            sum(each.nbytes for each in results if each.requires_grad),
-        )
 
     # ---- backward pass
 

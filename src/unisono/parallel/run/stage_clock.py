@@ -15,9 +15,6 @@ class StageClock:
         self._passes: list[tuple[str, int, int, float, float]] = []
         self.tell: Callable[[str, float], None] | None = None
         """Function that gets the kind and the beginning of each pass at the end of the pass."""
-        self.result_bytes: dict[int, tuple[int, int]] = {}
-        """For each stage, the bytes of its results for a microbatch, and the bytes of the results
-        that need a gradient."""
 
     @property
     def spans(self) -> list[TaskSpan]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +25,11 @@ class TensorForm:
     dtype: torch.dtype
     needs_gradient: bool
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
 
 @dataclass(frozen=True)
 class ResultForm:
@@ -38,6 +44,16 @@ class ResultForm:
     def tensors(self) -> tuple[TensorForm, ...]:
         """The forms of the tensors."""
         return tuple(each for each in self.leaves if isinstance(each, TensorForm))
+
+    @cached_property
+    def result_bytes(self) -> int:
+        """Bytes of the tensors."""
+        return sum(each.nbytes for each in self.tensors)
+
+    @cached_property
+    def gradient_bytes(self) -> int:
+        """Bytes of the tensors that need a gradient."""
+        return sum(each.nbytes for each in self.tensors if each.needs_gradient)
 
     @cached_property
     def text(self) -> bytes:

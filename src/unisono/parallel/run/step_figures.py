@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
 
 from unisono.parallel.run.batch_parts import BatchPart
-from unisono.parallel.run.measured_schedule import measured_schedule
+from unisono.parallel.run.fully_sharded_set import frozen_traffic
+from unisono.parallel.run.gathered_module import GatheredModule
+from unisono.parallel.run.measured_schedule import MessageBytes, measured_schedule
 from unisono.parallel.run.parameter_sets import HeldParameter, ParameterSet
 from unisono.parallel.run.pipeline_runner import PipelineRunner
 from unisono.parallel.run.predicted_traffic import MicrobatchSize, StepSize, predicted_bytes
@@ -37,13 +40,15 @@ class StepFigures:
         *,
         optimizer: torch.optim.Optimizer,
         groups: Sequence[Sequence[str]],
+        gathered: Sequence[GatheredModule],
         clock: StageClock,
         pipeline: PipelineRunner | None,
     ) -> None:
-        """`groups`: the parameters of each group of the optimizer."""
+        """`groups`: the parameters of each group of the optimizer. `gathered`: the modules that
+        gather parameters."""
         self._stages, self._sets, self._frozen, self._mesh = stages, sets, frozen, mesh
         self._optimizer, self._groups = optimizer, groups
-        self._clock, self._pipeline = clock, pipeline
+        self._gathered, self._clock, self._pipeline = gathered, clock, pipeline
 
     def report(
         self, part: BatchPart, *, steps: int, step_s: list[float], sent: Mapping[str, int]
@@ -64,12 +69,29 @@ class StepFigures:
             "bytes_sent": sent,
             "memory": memory_by_kind(self._sets, self._frozen, self._optimizer),
             "predicted_bubble": run_equal_passes(tasks).bubble if tasks else 0.0,
-            "predicted_bytes": predicted_bytes(self._stages, self._sets, mesh, self._size(part)),
+            "predicted_bytes": self._predicted_bytes(part),
             "predicted_memory": predicted_memory(
                 self._sets, self._frozen, mesh, self._optimizer, self._groups
             ),
         }
         return make_report(mesh.layout, mesh.of_all_ranks(figures))
+
+    def _predicted_bytes(self, part: BatchPart) -> dict[str, float]:
+        size = self._size(part)
+        found = defaultdict(float, predicted_bytes(self._stages, self._sets, self._mesh, size))
+        gathers = frozen_traffic(self._frozen, self._gathered, self._mesh, len(size.microbatches))
+        for name, sent in gathers.items():
+            found[self._mesh.counted_as(name)] += sent
+        return dict(found)
+
+    def _result_bytes(self) -> dict[int, MessageBytes]:
+        """Returns the sizes of the results of each stage of this rank's pipeline."""
+        if self._pipeline is None:
+            return {}
+        found = self._mesh.of_all_ranks(self._pipeline.result_bytes())
+        return {
+            stage: sizes for rank in self._mesh.ranks("pp") for stage, sizes in found[rank].items()
+        }
 
     def _size(self, part: BatchPart) -> StepSize:
         held = [*self._frozen, *(each for found in self._sets for each in found.held)]
@@ -81,6 +103,7 @@ class StepFigures:
             item_bytes=(held[0].values if held else torch.empty(0)).element_size(),
             parts=part.microbatches(),
             regathers=self._pipeline.regathers() if self._pipeline else {},
+            result_bytes=self._result_bytes(),
         )
 
     def passes(self) -> dict[str, TaskRun]:
@@ -100,7 +123,7 @@ class StepFigures:
         """
         if self._pipeline is None:
             raise ValueError("pipeline_schedule: expected a layout with pp > 1, got pp = 1")
-        found = self._mesh.of_all_ranks((self._clock.spans, self._clock.result_bytes))
+        found = self._mesh.of_all_ranks((self._clock.spans, self._pipeline.result_bytes()))
         ranks = [found[rank] for rank in self._mesh.grid.group(0, "pp")]
         return measured_schedule(
             self._mesh.layout.schedule,

@@ -26,10 +26,6 @@ class TracedStage(fx.GraphModule):
     """Shape of the inputs of the whole model for which the graph was traced."""
     input_type: torch.dtype
     """Type of these inputs."""
-    bytes_before: int
-    """Bytes of the gradients that the stage sends to the stage before it, for a microbatch."""
-    bytes_after: int
-    """Bytes of the values that the stage sends to the stage after it, for a microbatch."""
 
     def check(self, inputs: torch.Tensor) -> None:
         """Raises `ValueError` if the inputs of a microbatch have another shape or type than the
@@ -145,8 +141,4 @@ def _stage(operations: GraphOperations, first: int, end: int) -> TracedStage:
         clone = torch.ops.aten.clone.default
         results = [graph.call_function(clone, (each,)) for each in results]
     graph.output(tuple(results) if len(results) > 1 else results[0])
-    stage = TracedStage(traced.module, graph)
-    needs_gradient = [traced.values[node] for node in before if traced.values[node].requires_grad]
-    stage.bytes_before = sum(value.nbytes for value in needs_gradient)
-    stage.bytes_after = sum(traced.values[node].nbytes for node in after)
-    return stage
+    return TracedStage(traced.module, graph)
