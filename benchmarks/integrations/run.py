@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 from environments import ROOT, make_environment, make_wheel, version_of
 from frameworks import FRAMEWORKS, TORCH, Framework
 from program_run import trained
@@ -28,6 +28,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "integrations.json"
 RANKS = (2, 4)
 WARM_UP = 10
 """Steps at the start whose times are not counted."""
+_WATCHED_S = 2.0
 TRIES = 4
 """Runs of a program, of which one has to succeed."""
 
@@ -51,24 +52,23 @@ def main() -> None:
             if arguments.test:
                 tested(framework, python)
                 continue
-            load = load_when_quiet(arguments.wait_s)
-            results[framework.name] = {
-                "load": load,
-                **measured(framework, python, arguments.rounds),
-            }
+            results[framework.name] = measured(
+                framework, python, arguments.rounds, arguments.wait_s
+            )
             RESULTS.write_text(json.dumps(results) + "\n")
     write_table(ROOT / "docs" / "frameworks.md", results, FRAMEWORKS)
 
 
-def load_when_quiet(wait_s: float) -> float:
-    """Returns the machine's load, after at most `wait_s` seconds in which it was too high."""
+def busy_when_quiet(wait_s: float) -> float:
+    """Returns the percentage of the CPUs that other programs use, after at most `wait_s` seconds in
+    which they used too much."""
     deadline = time.monotonic() + wait_s
-    while os.getloadavg()[0] >= QUIET and time.monotonic() < deadline:
-        time.sleep(5)
-    return os.getloadavg()[0]
+    while (busy := psutil.cpu_percent(_WATCHED_S)) >= QUIET and time.monotonic() < deadline:
+        pass
+    return busy
 
 
-def measured(framework: Framework, python: Path, rounds: int) -> dict[str, Any]:
+def measured(framework: Framework, python: Path, rounds: int, wait_s: float) -> dict[str, Any]:
     """Returns the losses and step times of a framework at each number of ranks."""
     found: dict[str, Any] = {
         "version": version_of(python, framework.package), "torch": TORCH, "ranks": {},
@@ -76,12 +76,14 @@ def measured(framework: Framework, python: Path, rounds: int) -> dict[str, Any]:
     for ranks in RANKS:
         runs: dict[str, list[dict[str, Any]]] = {"torch": [], "unisono": []}
         crashes = {"torch": 0, "unisono": 0}
+        busy = []
         for _ in range(rounds):  # in turn, so that other load of the machine meets both
+            busy.append(busy_when_quiet(wait_s))
             for served_by, one in runs.items():
                 found_run, failed = repeated(framework, python, ranks, served_by)
                 one.append(found_run)
                 crashes[served_by] += failed
-        found["ranks"][ranks] = {
+        found["ranks"][ranks] = {"busy": max(busy)} | {
             served_by: {
                 "losses": one[0]["losses"],
                 "crashes": crashes[served_by],

@@ -10,8 +10,9 @@ from typing import Any
 from frameworks import Framework
 
 BEGIN, END = "<!-- integrations: begin -->", "<!-- integrations: end -->"
-QUIET = 1.5
-"""The table has the times of a framework if the machine's load was below this before its runs."""
+QUIET = 15.0
+"""The table has the times of a framework if other programs used less than this percentage of the
+CPUs before each of its runs."""
 _HEADER = (
     "framework", "version", "ranks", "lines changed", "losses", "step over Gloo, ms",
     "step over Unisono, ms", "faster by", "does not work",
@@ -33,7 +34,7 @@ def write_table(page: Path, results: dict[str, Any], frameworks: Sequence[Framew
                         found["version"],
                         ranks,
                         framework.lines_changed,
-                        *_cells(one, quiet=found.get("load", QUIET) < QUIET),
+                        *_cells(one, quiet=one.get("busy", QUIET) < QUIET),
                         _notes(framework, one),
                     )
                 )

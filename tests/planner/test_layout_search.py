@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
 from itertools import product
 from multiprocessing import get_context
+from typing import Any
 
 import pytest
 
@@ -114,25 +116,30 @@ def test_experts_are_divided() -> None:
     assert any(each.layout.ep > 1 for each in found)
 
 
-class PicklingExecutor(ThreadPoolExecutor):
-    """Passes arguments and results through pickle, as executors with processes or clusters do."""
+class ClusterExecutor:
+    """Passes arguments and results through pickle, as clusters do, and has only `submit`."""
 
-    def submit(self, fn, /, *args, **kwargs):  # type: ignore[no-untyped-def]
-        call = pickle.dumps((fn, args, kwargs))
+    def __init__(self, pool: ThreadPoolExecutor) -> None:
+        self._pool = pool
 
-        def run() -> bytes:
-            function, given, named = pickle.loads(call)
-            return pickle.dumps(function(*given, **named))
+    def submit(self, fn: Callable[..., Any], /, *args: Any) -> Future[Any]:
+        call = pickle.dumps((fn, args))
 
-        done = super().submit(run)
-        result: Future[object] = Future()
-        done.add_done_callback(lambda each: result.set_result(pickle.loads(each.result())))
-        return result
+        def run() -> Any:
+            function, given = pickle.loads(call)
+            return pickle.loads(pickle.dumps(function(*given)))
+
+        return self._pool.submit(run)
 
 
 def test_executors_of_other_processes() -> None:
-    with PicklingExecutor(2) as pool:
-        found = planner.search(MODEL, CLUSTER, JOB, executor=pool, keep=12)
+    with ThreadPoolExecutor(2) as pool:
+        executor = ClusterExecutor(pool)
+        found = planner.search(MODEL, CLUSTER, JOB, executor=executor, keep=12)
+        front = planner.pareto_front(MODEL, CLUSTER, JOB, executor=executor)
+        curve = planner.scaling_curve(MODEL, CLUSTER, JOB, executor=executor)
+    assert front == planner.pareto_front(MODEL, CLUSTER, JOB)
+    assert curve == planner.scaling_curve(MODEL, CLUSTER, JOB)
     assert found.entries == planner.search(MODEL, CLUSTER, JOB, keep=12).entries
     again = pickle.loads(pickle.dumps(found[0].prediction))
     assert again == found[0].prediction and again.memory == found[0].prediction.memory

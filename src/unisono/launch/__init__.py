@@ -7,7 +7,7 @@ executor.
 [3, 3]
 """
 
-from unisono.launch.executor import RankExecutor, RankFuture
+from unisono.launch.executor import Executor, Future
 from unisono.launch.run_ranks import run
 
-__all__ = ["RankExecutor", "RankFuture", "run"]
+__all__ = ["Executor", "Future", "run"]

@@ -1,4 +1,4 @@
-"""The methods of executors that `unisono.run` calls."""
+"""The methods of executors that `unisono.run` and the planner call."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 
-class RankFuture(Protocol):
+class Future(Protocol):
     """A submitted call, such as a `concurrent.futures.Future`."""
 
     def done(self) -> bool:
@@ -19,13 +19,13 @@ class RankFuture(Protocol):
         """Tries to prevent a call that has not begun."""
 
 
-class RankExecutor(Protocol):
+class Executor(Protocol):
     """Something that calls functions on hosts, such as a `concurrent.futures.Executor`, a Dask
     client, or mpi4py's `MPIPoolExecutor`.
 
-    It must run as many calls at a time as there are ranks, and unisono must be installed where it
-    runs them.
+    Unisono must be installed where it runs the calls. For `unisono.run`, it must run as many calls
+    at a time as there are ranks.
     """
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any) -> RankFuture:
+    def submit(self, fn: Callable[..., Any], /, *args: Any) -> Future:
         """Begins the call `fn(*args)` on a worker."""

@@ -20,7 +20,7 @@ from unisono import config
 from unisono.bootstrap import LinkListener, listen_for_links
 from unisono.errors import PeerLostError, RendezvousError
 from unisono.launch.assignment import Arrival, Assignment, version
-from unisono.launch.executor import RankExecutor, RankFuture
+from unisono.launch.executor import Executor, Future
 from unisono.launch.hosted_rank import host_rank
 from unisono.launch.pickling import pack
 from unisono.launch.rank_results import collect
@@ -33,7 +33,7 @@ _Arrivals = Mapping[int, tuple[Arrival, Connection]]
 
 
 def run_on(
-    executor: RankExecutor, fn: Callable[..., Any], ranks: int, args: Sequence[Any]
+    executor: Executor, fn: Callable[..., Any], ranks: int, args: Sequence[Any]
 ) -> list[Any]:
     """Calls `fn(*args)` in `ranks` processes on the executor's workers, as `unisono.run`
     describes.
@@ -76,7 +76,7 @@ def _listener(
 
 def _await_all(
     arrivals: queue.SimpleQueue[tuple[Arrival, Connection]],
-    futures: Sequence[RankFuture],
+    futures: Sequence[Future],
     started: dict[int, tuple[Arrival, Connection]],
 ) -> None:
     """Waits until the workers of all ranks have connected, and adds them to `started`."""
@@ -104,7 +104,7 @@ def _await_all(
             )
 
 
-def _raise_refusal(rank: int, future: RankFuture) -> None:
+def _raise_refusal(rank: int, future: Future) -> None:
     error = _error(future)
     why = "the executor's call ended before the rank started"
     if error is not None:
@@ -112,7 +112,7 @@ def _raise_refusal(rank: int, future: RankFuture) -> None:
     raise RendezvousError(f"rank {rank}: {why}") from error
 
 
-def _error(future: RankFuture) -> Exception | None:
+def _error(future: Future) -> Exception | None:
     """Returns the error of a call that has ended."""
     try:
         future.result()
@@ -142,7 +142,7 @@ def _assignments(started: _Arrivals, call: bytes) -> Iterator[Assignment]:
         )
 
 
-def _lost(rank: int, future: RankFuture) -> PeerLostError:
+def _lost(rank: int, future: Future) -> PeerLostError:
     """Returns the error of a rank whose worker ended."""
     until = time.monotonic() + 1.0
     while not future.done() and time.monotonic() < until:
@@ -157,7 +157,7 @@ def _close(started: _Arrivals) -> None:
         connection.close()
 
 
-def _cancel(futures: Sequence[RankFuture]) -> None:
+def _cancel(futures: Sequence[Future]) -> None:
     for each in futures:
         with contextlib.suppress(Exception):  # an executor that has failed
             each.cancel()

@@ -7,7 +7,7 @@ from typing import Any
 
 from unisono import config
 from unisono.launch import local_ranks
-from unisono.launch.executor import RankExecutor
+from unisono.launch.executor import Executor
 
 
 def run(
@@ -15,7 +15,7 @@ def run(
     ranks: int = 4,
     args: Sequence[Any] = (),
     *,
-    executor: RankExecutor | None = None,
+    executor: Executor | None = None,
 ) -> list[Any]:
     """Calls `fn(*args)` in `ranks` new processes and returns their results in rank order.
 
@@ -29,7 +29,7 @@ def run(
 
     With `executor`, the executor decides on which hosts the ranks run. It is a
     `concurrent.futures.Executor`, a Dask client or anything else with the method `submit` of
-    `RankExecutor`. Each rank is a new process beside its worker. What the program's main module
+    `Executor`. Each rank is a new process beside its worker. What the program's main module
     defines is sent along; other modules must be installed there, and so must unisono. The workers
     connect to this process, through the interfaces of `UNISONO_INTERFACE`. Variables `UNISONO_*` of
     this process apply to ranks whose worker does not set them.

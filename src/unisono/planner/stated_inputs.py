@@ -14,7 +14,7 @@ from unisono.planner.recommendation.dlrm_presets import is_dlrm, load_dlrm
 from unisono.planner.recommendation.dlrm_shape import Dlrm, refuse_dlrm
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor
+    from unisono.launch import Executor
 
 
 def stated_model(model: Transformer | Dlrm | str | Path) -> Transformer | Dlrm:
@@ -66,10 +66,10 @@ def require_workload(job: Workload) -> None:
 
 def require_executor(executor: Executor | None) -> None:
     """Raises TypeError if `executor` cannot run tasks."""
-    if executor is not None and not callable(getattr(executor, "map", None)):
+    if executor is not None and not callable(getattr(executor, "submit", None)):
         raise _wrong(
             "executor",
-            "an Executor of concurrent.futures, such as ProcessPoolExecutor(4)",
+            "an object with a method submit(fn, *args), such as ProcessPoolExecutor(4)",
             executor,
         )
 

@@ -21,7 +21,7 @@ from unisono.planner.stated_inputs import (
 )
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor
+    from unisono.launch import Executor
 
 
 @dataclass(frozen=True, kw_only=True)

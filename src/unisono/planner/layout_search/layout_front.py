@@ -18,6 +18,7 @@ from unisono.planner.layout_search.layout_options import (
     layout_options,
     tensor_pipeline_sizes,
 )
+from unisono.planner.layout_search.parallel_calls import results_of
 from unisono.planner.layout_search.search import smaller_clusters
 from unisono.planner.prediction import Prediction, prediction_of
 from unisono.planner.stated_inputs import (
@@ -28,7 +29,7 @@ from unisono.planner.stated_inputs import (
 )
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor
+    from unisono.launch import Executor
 
 
 class _Point(NamedTuple):
@@ -84,7 +85,7 @@ def pareto_front(
     )
     clusters = {each.devices: each for each in smaller_clusters(cluster)}
     one = partial(_front_of, request, tolerance)
-    fronts = (map if executor is None else executor.map)(one, clusters.values())
+    fronts = results_of(one, [(each,) for each in clusters.values()], executor)
     points = _not_beaten([point for front in fronts for point in front], tolerance)
     if not points:
         raise ValueError(f"no layout fits on {cluster.devices} devices; `search` says what lacks")

@@ -25,6 +25,7 @@ from unisono.planner.layout_search.layout_options import (
     layout_options,
     tensor_pipeline_sizes,
 )
+from unisono.planner.layout_search.parallel_calls import results_of
 from unisono.planner.positive_values import require_positive
 from unisono.planner.prediction import prediction_of
 from unisono.planner.recommendation.dlrm_prediction import DlrmPrediction
@@ -39,7 +40,7 @@ from unisono.planner.stated_inputs import (
 )
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor
+    from unisono.launch import Executor
 
 OBJECTIVES = ("time", "cost", "devices", "memory")
 """Objectives that a search minimises: seconds of a step; device seconds of a step; devices, then
@@ -136,7 +137,7 @@ def search(
     bubble, exchange of gradients or optimizer. Combinations are predicted in the order of their
     bounds until the bound is over the worst time kept, so nothing better is skipped. Of
     combinations that differ only in the ZeRO stage and have equal times, the lowest stage wins. An
-    `executor` of `concurrent.futures` runs the work in parallel, divided by devices and (tp, pp);
+    `executor`, as for `unisono.run`, runs the work in parallel, divided by devices and (tp, pp);
     the result is the same. Raises ValueError if no layout fits; the message has the layout with the
     least memory, or the shortest step if `longest_s` excludes it. The model and the cluster may be
     texts of the command line.
@@ -222,8 +223,7 @@ def _searched(
     if executor is None:
         return [_search_part(request, each, sizes) for each, sizes in tasks]
     parts = [(each, [size]) for each, sizes in tasks for size in sizes]
-    one = partial(_search_part, request)
-    return list(executor.map(one, [each for each, _ in parts], [sizes for _, sizes in parts]))
+    return results_of(partial(_search_part, request), parts, executor)
 
 
 def _sum_counts(counts: Sequence[SearchCounts]) -> SearchCounts:
