@@ -164,6 +164,30 @@ def test_workers_join_and_leave_between_updates() -> None:
             require_equal(found, step)
 
 
+def test_a_worker_takes_part_as_soon_as_it_is_made() -> None:
+    with WeightSender(timeout_s=LIMIT_S) as sender:
+        workers = [WeightReceiver(sender.address) for _ in range(4)]
+        assert (sender.workers, len(sender.connected), sender.waiting) == (4, 4, frozenset())
+        for worker in workers:
+            worker.close()
+        _until(lambda: not sender.connected)
+
+
+def test_an_update_for_some_workers() -> None:
+    with WeightSender(timeout_s=LIMIT_S) as sender:
+        chosen = Thread(lambda: receive(sender.address, 2))
+        _until(lambda: len(sender.waiting) == 1)
+        members = sender.waiting
+        late = WeightReceiver(sender.address)  # does not want weights, and must not be waited for
+        for step in range(2):
+            update = sender.send(weights(step), only=members)
+            assert (frozenset(update.workers), update.failed) == (members, {})
+        for step, found in enumerate(chosen.outcome()):
+            require_equal(found, step)
+        assert late.number == 0
+        late.close()
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_a_worker_that_dies_costs_no_other_worker_its_weights(how: signal.Signals) -> None:
     values = {"x": np.ones(2**21)}

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from unisono import config
 from unisono.bootstrap import listen_for_links
-from unisono.weight_transfer.messages import Arrival, Ready
+from unisono.weight_transfer.messages import Accepted, Arrival, Ready
 
 _ARRIVAL_S = 10.0
 """Seconds in which a connected worker must say what it is."""
@@ -57,7 +57,9 @@ class ConnectedWorkers:
     def _arrived(self, link: Connection) -> None:
         with contextlib.suppress(EOFError, OSError):
             if link.poll(_ARRIVAL_S) and isinstance(arrival := link.recv(), Arrival):
-                self._arrivals.put(Worker(arrival, link))
+                worker = Worker(arrival, link)
+                self._arrivals.put(worker)
+                worker.tell(Accepted())
                 return
         link.close()
 

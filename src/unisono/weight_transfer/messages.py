@@ -20,6 +20,11 @@ class Arrival:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Accepted:
+    """The sender counts the worker among its workers."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Ready:
     """The worker waits for an update."""
 

@@ -14,6 +14,7 @@ from unisono.communicator import Communicator
 from unisono.errors import PeerLostError, UnisonoError
 from unisono.weight_transfer.array_bytes import Array, ArrayBytes, array_bytes
 from unisono.weight_transfer.messages import (
+    Accepted,
     Answer,
     Arrival,
     Closed,
@@ -31,9 +32,11 @@ class WeightReceiver(Closing):
     """Receives weights from a `WeightSender`."""
 
     def __init__(self, address: str) -> None:
-        """Connects to the sender with this address, the text of `WeightSender.address`.
+        """Connects to the sender with this address, the text of `WeightSender.address`. When this
+        returns, the sender's next update includes this worker.
 
-        Raises `ValueError` for another text, `RendezvousError` if the sender cannot be reached.
+        Raises `ValueError` for another text, `RendezvousError` if the sender cannot be reached,
+        `PeerLostError` if it ends.
         """
         where = SenderAddress.parse(address)
         self._settings = config.settings()
@@ -46,6 +49,8 @@ class WeightReceiver(Closing):
         host = repr(this_host(self._settings.host_id))
         name = f"{socket.gethostname()} process {os.getpid()}-{id(self):x}"
         self._tell(Arrival(name=name, host=host))
+        if not isinstance(self._next(), Accepted):
+            raise self._lost()
 
     def receive(self, into: Mapping[str, Array] | None = None) -> Mapping[str, Array] | None:
         """Waits for the next update; returns its arrays by name, or None if the sender has closed.

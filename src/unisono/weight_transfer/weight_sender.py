@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -76,12 +76,29 @@ class WeightSender(Closing):
         """Number of workers that are connected."""
         return len(self._workers.present())
 
-    def send(self, weights: Mapping[str, Array], *, workers: int = 1) -> WeightUpdate:
+    @property
+    def connected(self) -> frozenset[str]:
+        """Names of the workers that are connected."""
+        return frozenset(each.name for each in self._workers.present())
+
+    @property
+    def waiting(self) -> frozenset[str]:
+        """Names of the connected workers that have called `WeightReceiver.receive`."""
+        return frozenset(each.name for each in self._workers.present() if each.is_ready)
+
+    def send(
+        self,
+        weights: Mapping[str, Array],
+        *,
+        workers: int = 1,
+        only: Collection[str] | None = None,
+    ) -> WeightUpdate:
         """Sends all weights to all workers, and returns when they have them.
 
         Waits until at least `workers` workers are connected, then for each of them to call
         `WeightReceiver.receive`. A worker that does not call it within `timeout_s` seconds gets the
-        next update. If a worker dies on the way, the others get the weights again.
+        next update. If a worker dies on the way, the others get the weights again. `only`: names of
+        workers; the others get the next update.
 
         Raises `CollectiveTimeoutError` if too few workers connect, `TypeError` for values that are
         no arrays in CPU memory.
@@ -90,7 +107,8 @@ class WeightSender(Closing):
         manifest = Manifest.of(weights)
         self._await(workers)
         self.number += 1
-        pending, done = self._workers.present(), list[Worker]()
+        present, done = self._workers.present(), list[Worker]()
+        pending = [each for each in present if only is None or each.name in only]
         failed: dict[str, str] = {}
         self._await_ready(pending, failed)
         begin_s = time.monotonic()
