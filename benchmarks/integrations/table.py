@@ -34,7 +34,7 @@ def write_table(page: Path, results: dict[str, Any], frameworks: Sequence[Framew
                         found["version"],
                         ranks,
                         framework.lines_changed,
-                        *_cells(one, quiet=one.get("busy", QUIET) < QUIET),
+                        *_cells(framework, one, quiet=one.get("busy", QUIET) < QUIET),
                         _notes(framework, one),
                     )
                 )
@@ -49,9 +49,11 @@ def largest_difference(one: dict[str, Any]) -> float:
     return max(abs(gloo - ours) / max(abs(gloo), 1e-6) for gloo, ours in pairs)
 
 
-def _cells(one: dict[str, Any], *, quiet: bool) -> tuple[str, ...]:
+def _cells(framework: Framework, one: dict[str, Any], *, quiet: bool) -> tuple[str, ...]:
     difference = largest_difference(one)
     losses = "equal" if difference == 0 else f"within {difference:.0e}"
+    if framework.compares == "tokens":
+        losses = "equal tokens" if difference == 0 else "other tokens"
     if not quiet:
         return losses, *["machine was busy"] * 2, ""
     gloo, ours = one["torch"]["step_ms"], one["unisono"]["step_ms"]

@@ -23,5 +23,8 @@ def test_losses_are_those_over_gloo(framework):
         trained(framework, sys.executable, 2, served_by) for served_by in ("torch", "unisono")
     )
     assert len(over_gloo["losses"]) > 50
+    if framework.compares == "tokens":
+        assert over_unisono["losses"] == over_gloo["losses"]
+        return
     assert over_unisono["losses"] == pytest.approx(over_gloo["losses"], rel=1e-3)
     assert over_gloo["losses"][-1] < over_gloo["losses"][0] / 2  # the program trains

@@ -9,7 +9,7 @@ from table import QUIET, write_table
 FRAMEWORK = next(each for each in FRAMEWORKS if each.note)
 
 
-def row(tmp_path, load, losses=(2.0, 1.0), crashes=0):
+def row(tmp_path, load, losses=(2.0, 1.0), crashes=0, framework=FRAMEWORK):
     """Returns the cells of the row of a framework with these results."""
     over_gloo = {"losses": [2.0, 1.0], "step_ms": [10.0, 20.0, 30.0], "crashes": crashes}
     over_unisono = {"losses": list(losses), "step_ms": [5.0, 10.0, 15.0]}
@@ -18,7 +18,7 @@ def row(tmp_path, load, losses=(2.0, 1.0), crashes=0):
     page.write_text(
         "before\n<!-- integrations: begin -->\nold\n<!-- integrations: end -->\nafter\n"
     )
-    results = {FRAMEWORK.name: {"version": "1.2", "ranks": ranks, **load}}
+    results = {framework.name: {"version": "1.2", "ranks": ranks, **load}}
     write_table(page, results, FRAMEWORKS)
     before, *table, after = page.read_text().splitlines()
     assert (before, after, len(table)) == ("before", "after", 5)
@@ -41,3 +41,9 @@ def test_a_difference_of_losses_and_crashes_are_stated(tmp_path):
     cells = row(tmp_path, {"load": 0.0}, losses=(2.0, 1.001), crashes=2)
     assert cells[4] == "within 1e-03"
     assert cells[-1].endswith("runs over Gloo that crashed and were repeated: 2")
+
+
+def test_tokens_are_equal_or_not(tmp_path):
+    of_tokens = next(each for each in FRAMEWORKS if each.compares == "tokens")
+    for tokens, text in ((2.0, 1.0), "equal tokens"), ((2.0, 3.0), "other tokens"):
+        assert row(tmp_path, {}, losses=tokens, framework=of_tokens)[4] == text

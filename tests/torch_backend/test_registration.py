@@ -221,6 +221,13 @@ def test_works_without_an_import():
     assert result.stdout == "[1.0, 1.0, 1.0]\n", result.stderr
 
 
+def test_newer_torch_finds_the_backend_where_autoload_is_off():
+    if not hasattr(dist.Backend, "_ensure_backend_registered"):
+        pytest.skip("before torch 2.15 torch has no registry of backends")
+    result = run_python(ONE_RANK, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert result.stdout == "[1.0, 1.0, 1.0]\n", result.stderr
+
+
 def test_works_with_an_import_where_autoload_is_off():
     code = "import unisono.torch_backend\n" + ONE_RANK
     result = run_python(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0")

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         all_gather_single as all_gather_single,
         reduce_scatter_single as reduce_scatter_single,
     )
+    from unisono.torch_backend.convert import movable as movable
     from unisono.torch_backend.group_creation import group_on_store as group_on_store
 
 __all__ = [
@@ -60,6 +61,7 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
+        "unisono.torch_backend.convert": ["movable"],
         "unisono.torch_backend.group_creation": ["group_on_store"],
         "unisono.torch_backend.private": [
             "flatten",

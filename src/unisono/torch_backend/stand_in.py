@@ -89,7 +89,7 @@ def _made_by_unisono(make: Callable[..., Any], *, watch: bool) -> Callable[..., 
         if communicator_of(group) is not None:
             group.stand_in()
             rename_backend(group, asked)
-            if group.rank() == 0:
+            if (dist.get_rank() if dist.is_initialized() else group.rank()) == 0:
                 _say_once()
         return group, store
 

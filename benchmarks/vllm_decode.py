@@ -1,0 +1,171 @@
+"""The time of a token of vLLM on CPUs with tensor parallelism: over Unisono, over vLLM's own shared
+memory, and over Gloo.
+
+    build/integrations/vllm/bin/python benchmarks/vllm_decode.py --ranks 2
+
+The environment is that of `make integrations FRAMEWORKS=vllm`. Each contestant is an engine of vLLM
+with the same small Llama. The engines take turns; an engine without work sleeps. The tokens of all
+must be equal. The times are those of steps that decode one token of each sequence.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+PROGRAMS = HERE / "integrations" / "programs"
+CONTESTANTS = ("unisono", "shared memory", "gloo")
+WARM_UP = 4
+"""Steps at the start of a turn whose times are not counted: the prompts, and the wake-up."""
+PAUSE_S = 2.0
+"""Until an engine without work sleeps."""
+MODEL = {
+    "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 1024,
+}  # fmt: skip
+GLOO_ONLY = """
+def register():
+    from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
+    CpuCommunicator._all_group_ranks_share_shm_group_name = lambda self: False
+"""
+
+
+def contestant(folder: str, ranks: int, eager: bool) -> None:
+    """Generates as often as the input has lines; prints the tokens and step times of each turn."""
+    from small_llama import options
+    from vllm import LLM
+    from vllm_program import generated, served_by
+
+    llm = LLM(folder, **options(ranks), enforce_eager=eager)
+    found: Any = llm.collective_rpc(served_by)
+    for line in sys.stdin:
+        sequences, tokens = json.loads(line)
+        texts, times = generated(llm, sequences, tokens)
+        print("RESULT " + json.dumps([found, texts, times]), flush=True)
+
+
+class Engine:
+    """A contestant's process."""
+
+    def __init__(self, name: str, folder: str, options: argparse.Namespace, plugin: str) -> None:
+        self.name = name
+        variables = {
+            **os.environ, "VLLM_ALLOW_INSECURE_SERIALIZATION": "1", "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_LOGGING_LEVEL": "ERROR", "GLOO_SOCKET_IFNAME": "lo",
+            "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": options.bind,
+            "PYTHONPATH": f"{PROGRAMS}:{plugin}" if name == "gloo" else str(PROGRAMS),
+        }  # fmt: skip
+        variables.pop("UNISONO_REPLACE", None)
+        if name == "unisono":
+            variables["UNISONO_REPLACE"] = "gloo"
+        command = [sys.executable, __file__, "--ranks", str(options.ranks), "--folder", folder]
+        command += ["--eager"] if options.eager else []
+        self.process = subprocess.Popen(
+            command, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def turn(self, sequences: int, tokens: int) -> tuple[list[list[int]], list[float]]:
+        """Returns the tokens and the times of the steps of one turn."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        print(json.dumps([sequences, tokens]), file=self.process.stdin, flush=True)
+        for line in self.process.stdout:
+            if line.startswith("RESULT "):
+                served, texts, times = json.loads(line.removeprefix("RESULT "))
+                expected = "unisono" if self.name == "unisono" else "torch"
+                assert set(served) == {expected}, (self.name, served)
+                return texts, times[WARM_UP:]
+        raise SystemExit(f"the engine of {self.name} has ended")
+
+
+def write_plugin(folder: Path) -> None:
+    """Writes a plug-in of vLLM that turns its shared memory off, so that Gloo remains."""
+    information = folder / "gloo_only-1.dist-info"
+    information.mkdir(parents=True)
+    (folder / "gloo_only.py").write_text(GLOO_ONLY)
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: gloo_only\nVersion: 1\n")
+    (information / "entry_points.txt").write_text(
+        "[vllm.general_plugins]\ngloo_only = gloo_only:register\n"
+    )
+
+
+def compare(options: argparse.Namespace) -> None:
+    """Prints the median time of a token of each contestant, and the ratios of each turn."""
+    sys.path.insert(0, str(PROGRAMS))
+    from small_llama import save
+
+    with tempfile.TemporaryDirectory() as temporary:
+        plugin = Path(temporary) / "plugin"
+        write_plugin(plugin)
+        folder = save(Path(temporary) / "model", **MODEL)
+        engines = [Engine(name, folder, options, str(plugin)) for name in options.contestants]
+        times: dict[str, list[list[float]]] = {each.name: [] for each in engines}
+        expected = None
+        for turn in range(options.turns + 1):
+            for each in engines[turn % len(engines) :] + engines[: turn % len(engines)]:
+                texts, found = each.turn(options.sequences, options.tokens)
+                expected = expected or texts
+                if texts != expected:
+                    print(f"{each.name}: other tokens in turn {turn}", flush=True)
+                    if options.exact:
+                        raise SystemExit(1)
+                if turn:
+                    times[each.name].append(found)
+                time.sleep(PAUSE_S)
+        load = os.getloadavg()[0]
+        for each in engines:
+            assert each.process.stdin is not None
+            each.process.stdin.close()
+            each.process.wait(60)
+    report(options, times, load)
+
+
+def report(options: argparse.Namespace, times: dict[str, list[list[float]]], load: float) -> None:
+    """Prints the results, and the ratios of medians turn by turn."""
+    nbytes = options.sequences * MODEL["hidden_size"] * 2
+    print(f"{options.ranks} ranks, all_reduce of {nbytes / 1024:.0f} KiB, load {load:.2f}")
+    for name, turns in times.items():
+        every = [1e3 * each for one in turns for each in one]
+        tenths = statistics.quantiles(every, n=10)
+        text = f"{name:14} {statistics.median(every):7.2f} ms a token"
+        mean = statistics.mean(every)
+        print(f"{text} ({tenths[0]:.2f} to {tenths[-1]:.2f}), mean {mean:.2f}")
+    ours = [statistics.median(one) for one in times.get("unisono", [])]
+    for name, turns in times.items():
+        if name != "unisono" and ours:
+            ratios = [statistics.median(one) / mine for one, mine in zip(turns, ours, strict=True)]
+            print(
+                f"{name} / unisono: {statistics.median(ratios):.2f} "
+                f"({min(ratios):.2f} to {max(ratios):.2f})"
+            )
+
+
+def main() -> None:
+    """Compares the contestants, or is one of them."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--sequences", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--bind", default="nobind", help="VLLM_CPU_OMP_THREADS_BIND")
+    parser.add_argument("--eager", action="store_true", help="without torch.compile")
+    parser.add_argument("--any-tokens", dest="exact", action="store_false")
+    parser.add_argument("--contestants", nargs="+", default=CONTESTANTS, choices=CONTESTANTS)
+    parser.add_argument("--folder", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.folder:
+        contestant(options.folder, options.ranks, options.eager)
+    else:
+        compare(options)
+
+
+if __name__ == "__main__":
+    main()
