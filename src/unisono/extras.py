@@ -13,6 +13,7 @@ _EXTRAS: Final = {
     "pynvml": "gpu",
     "cuda": "cuda",
     "scipy": "train",
+    "safetensors": "safetensors",
 }
 """The extra that installs each optional module."""
 

@@ -1,5 +1,8 @@
 """Checkpoints of blocks of named tensors, which ranks of any other layout can load."""
 
+from typing import TYPE_CHECKING
+
+from unisono.lazy_names import lazy_names
 from unisono.parallel.checkpoint.block_checkpoint import (
     BlockCheckpoint,
     load_blocks,
@@ -8,11 +11,22 @@ from unisono.parallel.checkpoint.block_checkpoint import (
 )
 from unisono.parallel.checkpoint.tensor_block import TensorBlock, flat_range_blocks
 
+if TYPE_CHECKING:
+    from unisono.parallel.checkpoint.safetensors_folder import export_blocks, load_safetensors
+
 __all__ = [
     "BlockCheckpoint",
     "TensorBlock",
+    "export_blocks",
     "flat_range_blocks",
     "load_blocks",
+    "load_safetensors",
     "open_checkpoint",
     "save_blocks",
 ]
+
+# safetensors is an optional package
+__getattr__ = lazy_names(
+    __name__,
+    {"unisono.parallel.checkpoint.safetensors_folder": ["export_blocks", "load_safetensors"]},
+)

@@ -63,12 +63,12 @@ def save_blocks(
     Raises `ValueError` on all ranks, before a block is written, unless all see the same folder.
     """
     path = begin_checkpoint(folder, group)
-    held = _held(blocks)
-    with _alone_is_meant():
+    held = held_blocks(blocks)
+    with alone_is_meant():
         save(
             dict.fromkeys(held),
             checkpoint_id=path,
-            planner=_SavePlanner(held),
+            planner=BlockSavePlanner(held),
             process_group=group,
             no_dist=not dist.is_initialized(),
         )
@@ -119,8 +119,8 @@ class BlockCheckpoint:
 
     def load(self, blocks: Sequence[TensorBlock]) -> None:
         """Fills blocks, which must fit. Collective."""
-        held = _held(blocks)
-        with _alone_is_meant():
+        held = held_blocks(blocks)
+        with alone_is_meant():
             load(
                 dict.fromkeys(held),
                 checkpoint_id=self.path,
@@ -148,7 +148,7 @@ def open_checkpoint(folder: Path, *, group: dist.ProcessGroup | None = None) -> 
 
 
 @contextlib.contextmanager
-def _alone_is_meant() -> Iterator[None]:
+def alone_is_meant() -> Iterator[None]:
     """Suppresses torch's warning that a process without a group saves and loads alone."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
@@ -170,7 +170,8 @@ Held = Mapping[str, Mapping[torch.Size, TensorBlock]]
 """Blocks of a rank, by name and then by the index of the block's first element."""
 
 
-def _held(blocks: Sequence[TensorBlock]) -> Held:
+def held_blocks(blocks: Sequence[TensorBlock]) -> Held:
+    """Returns blocks by name and place, without those that have no elements."""
     found: dict[str, dict[torch.Size, TensorBlock]] = {}
     for block in blocks:
         if block.values.numel():
@@ -187,7 +188,7 @@ def _find(held: Held, index: MetadataIndex) -> torch.Tensor:
     return held[index.fqn][index.offset].values
 
 
-class _SavePlanner(DefaultSavePlanner):
+class BlockSavePlanner(DefaultSavePlanner):
     """Plans to write the blocks of this rank. DCP drops the blocks that another rank writes."""
 
     def __init__(self, held: Held) -> None:

@@ -32,7 +32,7 @@ def begin_checkpoint(folder: Path, group: dist.ProcessGroup | None) -> Path:
 
     Raises `ValueError` on all ranks if the first rank cannot make it, or if a rank does not see it.
     """
-    begun = [_make_subfolder(folder) if _is_first(group) else ("", "", "")]
+    begun = [_make_subfolder(folder) if is_first(group) else ("", "", "")]
     if dist.is_initialized():
         dist.broadcast_object_list(begun, group=group, group_src=0)
     name, token, problem = begun[0]
@@ -46,7 +46,7 @@ def begin_checkpoint(folder: Path, group: dist.ProcessGroup | None) -> Path:
         "to a disk that all ranks share, and give the folder by its absolute path"
     )
     raise_on_all(problem or ("" if seen else unseen), group)
-    if _is_first(group):
+    if is_first(group):
         (path / _TOKEN).unlink()
     return path
 
@@ -57,7 +57,7 @@ def end_checkpoint(path: Path, extra: Mapping[str, Any], group: dist.ProcessGrou
     Raises `ValueError` on all ranks if the first rank cannot do this.
     """
     problem = ""
-    if _is_first(group):
+    if is_first(group):
         try:
             _write_synced(path / _EXTRA, json.dumps(dict(extra)))
             _write_synced(path.parent / _LATEST, path.name)
@@ -182,7 +182,8 @@ def _next_name(folder: Path) -> str:
     return f"{_PREFIX}{max(numbers, default=-1) + 1}"
 
 
-def _is_first(group: dist.ProcessGroup | None) -> bool:
+def is_first(group: dist.ProcessGroup | None) -> bool:
+    """Returns True on the group's first rank, and without groups."""
     return not dist.is_initialized() or dist.get_rank(group) == 0
 
 

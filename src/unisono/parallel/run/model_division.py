@@ -49,6 +49,7 @@ from unisono.parallel.run.parallel_run import ParallelRun
 from unisono.parallel.run.parameter_checks import check_loss_parameters, check_parameters
 from unisono.parallel.run.parameter_sets import Group, HeldParameter, ParameterSet, make_sets
 from unisono.parallel.run.rank_agreement import on_all_ranks
+from unisono.parallel.run.run_weights import ModelFiles
 from unisono.parallel.run.step_checks import StepChecks
 from unisono.parallel.run.tied_parameters import (
     Tie,
@@ -116,7 +117,7 @@ def parallelize(
     on_all_ranks(lambda: _check(model, layout, loss, parts))
     if isinstance(loss, CrossEntropy):
         loss = copy.copy(loss)  # the caller may use the loss with another layout
-    mesh = TrainingMesh(layout)
+    mesh, files = TrainingMesh(layout), ModelFiles.of(model)
     former, hooks = FormerParameters(model), take_hooks(model)
     own_memory(model)
     for tensor in [*model.parameters(), *model.buffers()]:
@@ -162,6 +163,7 @@ def parallelize(
         groups=names_of_groups,
         gathered=gathered,
         calls=calls,
+        files=files,
         checks=checks,
         loss=loss,
         is_balanced=is_balanced,

@@ -24,6 +24,7 @@ from unisono.parallel.run.run_end import RunEnd
 from unisono.parallel.run.run_report import RunReport
 from unisono.parallel.run.run_stage import StagePasses
 from unisono.parallel.run.run_timeline import RunTimeline
+from unisono.parallel.run.run_weights import ModelFiles, RunWeights
 from unisono.parallel.run.small_sum import small_sum
 from unisono.parallel.run.stage_clock import StageClock
 from unisono.parallel.run.step_agreement import StepAgreement
@@ -53,6 +54,7 @@ class ParallelRun:
         groups: Sequence[Sequence[str]],
         gathered: Sequence[GatheredModule],
         calls: CallOrder,
+        files: ModelFiles,
         checks: StepChecks,
         loss: Loss,
         is_balanced: bool,
@@ -62,8 +64,8 @@ class ParallelRun:
     ) -> None:
         """`names`: the trained parameters of the whole model. `groups`: those of each group of the
         optimizer. `gathered`: the modules that gather parameters, and `calls` their order.
-        `checks`: those of a step. `is_balanced`: a stage, perhaps of another rank, has balance
-        losses.
+        `files`: what an export needs to know of the whole model. `checks`: those of a step.
+        `is_balanced`: a stage, perhaps of another rank, has balance losses.
         """
         self.mesh, self.sets, self._frozen = mesh, sets, frozen
         self.stages = stages
@@ -84,6 +86,7 @@ class ParallelRun:
         self._agreement, self._checks, self._end = StepAgreement(), checks, RunEnd(mesh)
         self._uses = ParameterUses(names, sets, mesh, calls)
         self._checkpoints = RunCheckpoints(sets, frozen, modules, optimizer, groups, mesh, kept)
+        self._weights = RunWeights(sets, frozen, modules, mesh, files)
         self._sent_before: dict[str, int] = {}
         self._part: BatchPart | None = None
         self.clock, self._failure = StageClock(), StepFailure(mesh.layout, stages)
@@ -243,6 +246,30 @@ class ParallelRun:
         self._end.require_usable()
         self.steps = self._checkpoints.load(Path(folder))
         self._checks.kept.note(self.optimizer)
+
+    def export(self, folder: Path | str) -> None:
+        """Writes the whole model's parameters and buffers as files of safetensors, with an index.
+        Collective.
+
+        The names are those of the whole model. A parameter with several names is written under the
+        first. For a model of transformers, the folder also gets its configuration, so that
+        `from_pretrained` loads it. No rank holds all weights. Weights of an earlier export in the
+        folder are replaced. Raises `ValueError` on all ranks unless all see the same folder, and
+        `ModuleNotFoundError` without the package safetensors.
+        """
+        self._end.require_usable()
+        self._weights.export(Path(folder))
+
+    def load_weights(self, path: Path | str) -> None:
+        """Loads parameters and buffers from a file of safetensors, or a folder of such files, under
+        the names of the whole model. Collective.
+
+        Each rank reads its part only. Optimizer states and the number of steps stay. Raises
+        `ValueError` on all ranks, before anything changes, if names or shapes differ from those of
+        the model, and `ModuleNotFoundError` without the package safetensors.
+        """
+        self._end.require_usable()
+        self._weights.load(Path(path))
 
     def report(self) -> RunReport:
         """Returns the figures of the last step, predicted and measured. Collective.

@@ -1,0 +1,246 @@
+"""Weights in files of safetensors, as Hugging Face's libraries read and write them.
+
+DCP writes the blocks of all ranks and joins them into files of whole tensors, piece by piece. To
+read, each rank takes its blocks out of the files.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import distributed as dist
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from unisono.parallel.checkpoint.block_checkpoint import (
+    BlockSavePlanner,
+    alone_is_meant,
+    held_blocks,
+)
+from unisono.parallel.checkpoint.checkpoint_folder import (
+    begin_checkpoint,
+    from_all,
+    is_first,
+    raise_on_all,
+)
+from unisono.parallel.checkpoint.tensor_block import TensorBlock
+
+_SUFFIX, _INDEX = ".safetensors", "model.safetensors.index.json"
+_SCALARS = f"model-scalars{_SUFFIX}"
+_FILE_BYTES = 5 * 10**9
+"""Largest sum of the tensors of a file; a larger tensor has a file of its own."""
+_SHOWN = 3  # problems that an error names
+_TYPES = {
+    "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16,
+    "I32": torch.int32, "I64": torch.int64, "C64": torch.complex64,
+}  # fmt: skip
+"""The types without floating point, by their names in safetensors."""
+
+
+def export_blocks(
+    folder: Path,
+    blocks: Sequence[TensorBlock],
+    *,
+    write_others: Callable[[Path], None] = lambda _: None,
+    group: dist.ProcessGroup | None = None,
+) -> None:
+    """Writes blocks as files of safetensors, with whole tensors, and their index. Collective.
+
+    No rank holds all tensors. Several ranks may pass the same block. `write_others` writes further
+    files into the folder that it receives, on the group's first rank. Weights that the folder had
+    before are replaced when the new ones are complete.
+
+    Raises `ValueError` on all ranks unless all see the same folder and can write.
+    """
+    path = begin_checkpoint(folder, group)
+    held = held_blocks([each for each in blocks if not _is_scalar(each)])
+    writer = HuggingFaceStorageWriter(
+        path=str(path),
+        fqn_to_index_mapping=_file_numbers(blocks, group),
+        save_distributed=True,
+        enable_consolidation=True,
+    )
+    with alone_is_meant():
+        save(
+            dict.fromkeys(held),
+            storage_writer=writer,
+            planner=BlockSavePlanner(held),
+            process_group=group,
+            no_dist=not dist.is_initialized(),
+        )
+    scalars = _scalars(blocks, group)
+    problem = ""
+    if is_first(group):
+        try:
+            _add_scalars(path, scalars)
+            write_others(path)
+            _move(path, folder)
+        except (OSError, TypeError, ValueError) as error:
+            problem = f"{folder}: {error}"
+            shutil.rmtree(path, ignore_errors=True)
+    raise_on_all(problem, group)
+
+
+def _file_numbers(blocks: Sequence[TensorBlock], group: dist.ProcessGroup | None) -> dict[str, int]:
+    """Returns the number of the file of each tensor, from 1 on. Collective."""
+    sizes = {
+        each.name: math.prod(each.shape) * each.values.element_size()
+        for each in blocks
+        if not _is_scalar(each)
+    }
+    number, filled, found = 1, 0, dict[str, int]()
+    every = {name: nbytes for one in from_all(sizes, group) for name, nbytes in one.items()}
+    for name, nbytes in sorted(every.items()):
+        if filled and filled + nbytes > _FILE_BYTES:
+            number, filled = number + 1, 0
+        filled += nbytes
+        found[name] = number
+    return found
+
+
+def _is_scalar(block: TensorBlock) -> bool:
+    return not block.shape or not math.prod(block.shape)
+
+
+def _scalars(
+    blocks: Sequence[TensorBlock], group: dist.ProcessGroup | None
+) -> dict[str, torch.Tensor]:
+    """Returns the tensors of all ranks that have no dimensions, or no elements. Collective."""
+    own = {each.name: each.values.detach().clone() for each in blocks if _is_scalar(each)}
+    return {name: each for found in from_all(own, group) for name, each in found.items()}
+
+
+def _add_scalars(path: Path, scalars: Mapping[str, torch.Tensor]) -> None:
+    """Adds a file with these tensors, which DCP would write as zeros."""
+    if not scalars:
+        return
+    save_file(dict(scalars), path / _SCALARS)
+    index: dict[str, Any] = {"metadata": {"total_size": 0}, "weight_map": {}}
+    if (path / _INDEX).exists():
+        index = json.loads((path / _INDEX).read_text(encoding="utf-8"))
+    index["metadata"]["total_size"] += sum(each.nbytes for each in scalars.values())
+    index["weight_map"].update(dict.fromkeys(scalars, _SCALARS))
+    (path / _INDEX).write_text(json.dumps(index, indent=2), encoding="utf-8")
+
+
+def _move(path: Path, folder: Path) -> None:
+    """Puts the files of an export into its folder, in place of those of an earlier one."""
+    shutil.rmtree(path / "sharded", ignore_errors=True)
+    fresh = sorted(path.iterdir(), key=lambda each: each.name == _INDEX)  # the index last
+    (folder / _INDEX).unlink(missing_ok=True)
+    for old in folder.glob(f"model-*{_SUFFIX}"):
+        old.unlink()
+    for each in fresh:
+        each.replace(folder / each.name)
+    path.rmdir()
+
+
+def load_safetensors(
+    path: Path,
+    blocks: Sequence[TensorBlock],
+    *,
+    others: Mapping[str, Sequence[str]],
+    group: dist.ProcessGroup | None = None,
+) -> None:
+    """Fills the blocks from a file of safetensors, or from a folder of such files. Collective.
+
+    `others`: further names of a tensor; a file may have the tensor under any of them.
+    Floating-point values are converted to the type of the block. Each rank reads its blocks only.
+
+    Raises `ValueError` on all ranks, before a block changes, if a tensor is missing or has another
+    shape or kind of elements, or if the files have tensors that no rank has.
+    """
+    held = [each for each in blocks if each.values.numel()]
+    problems, files, names = list[str](), dict[str, Path](), dict[str, str]()
+    try:
+        files = _files_of(path)
+        for each in held:
+            possible = (each.name, *others.get(each.name, ()))
+            names[each.name] = next((name for name in possible if name in files), each.name)
+        problems = _problems(files, names, held)
+    except (OSError, ValueError, SafetensorError) as error:
+        problems = [str(error)]
+    raise_on_all(_text(path, problems), group)
+    known = {name for own in from_all([each.name for each in blocks], group) for name in own}
+    known |= {each for name in known for each in others.get(name, ())}
+    strangers = [
+        f"has {name!r}, which this model does not have" for name in files if name not in known
+    ]
+    raise_on_all(_text(path, strangers), group)
+    with torch.no_grad():
+        for file, block in _opened(files, names, held):
+            block.values.copy_(_part(file, names[block.name], block))
+
+
+def _files_of(path: Path) -> dict[str, Path]:
+    """Returns the file of each tensor. Raises `ValueError` without files of safetensors."""
+    index = path / _INDEX
+    if index.is_file():
+        weights: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        return {name: path / file for name, file in weights.items()}
+    paths = sorted(path.glob(f"*{_SUFFIX}")) if path.is_dir() else [path]
+    if not paths or not all(each.is_file() and each.suffix == _SUFFIX for each in paths):
+        raise ValueError("expected a file of safetensors, or a folder with such files")
+    found: dict[str, Path] = {}
+    for each in paths:
+        with safe_open(each, framework="pt") as file:
+            found.update(dict.fromkeys(file.keys(), each))
+    return found
+
+
+def _problems(
+    files: Mapping[str, Path], names: Mapping[str, str], blocks: Sequence[TensorBlock]
+) -> list[str]:
+    """Returns the differences between blocks and the tensors of the files, one each."""
+    found = [f"has no tensor {each.name!r}" for each in blocks if names[each.name] not in files]
+    present = [each for each in blocks if names[each.name] in files]
+    for file, block in _opened(files, names, present):
+        view = file.get_slice(names[block.name])
+        shape, kind = tuple(view.get_shape()), view.get_dtype()
+        is_float = kind.startswith(("F", "BF"))
+        if shape != block.shape:
+            found.append(f"{block.name}: expected the shape {block.shape}, got {shape}")
+        elif is_float != block.values.is_floating_point() or (
+            not is_float and _TYPES.get(kind) != block.values.dtype
+        ):
+            found.append(f"{block.name}: expected {block.values.dtype}, got {kind}")
+    return found
+
+
+def _opened(
+    files: Mapping[str, Path], names: Mapping[str, str], blocks: Sequence[TensorBlock]
+) -> Iterator[tuple[Any, TensorBlock]]:
+    """Yields each block with the open file that has its tensor. Opens each file once."""
+    by_file: dict[Path, list[TensorBlock]] = {}
+    for each in blocks:
+        by_file.setdefault(files[names[each.name]], []).append(each)
+    for path, members in by_file.items():
+        with safe_open(path, framework="pt") as file:
+            for each in members:
+                yield file, each
+
+
+def _part(file: Any, name: str, block: TensorBlock) -> torch.Tensor:
+    """Returns a block's elements of a tensor."""
+    if not block.shape:
+        whole: torch.Tensor = file.get_tensor(name)
+        return whole
+    ends = zip(block.start, block.values.shape, strict=True)
+    part: torch.Tensor = file.get_slice(name)[tuple(slice(a, a + n) for a, n in ends)]
+    return part
+
+
+def _text(path: Path, problems: Sequence[str]) -> str:
+    """Returns the first problems as the text of an error; "" without problems."""
+    if not problems:
+        return ""
+    more = f"; {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
+    return f"{path} does not fit: {'; '.join(problems[:_SHOWN])}{more}"

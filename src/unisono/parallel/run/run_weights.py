@@ -1,0 +1,77 @@
+"""The weights of a run in files that other programs read, such as those of Hugging Face."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from unisono.parallel import checkpoint
+from unisono.parallel.checkpoint import TensorBlock
+from unisono.parallel.run.parameter_sets import HeldParameter, ParameterSet
+from unisono.parallel.run.run_state import untrained_blocks, weight_blocks
+from unisono.parallel.run.tied_parameters import find_ties
+from unisono.parallel.training_mesh import TrainingMesh
+
+_CONFIGS = ("config", "generation_config")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelFiles:
+    """What an export of a whole model needs, noted before the model is divided."""
+
+    other_names: Mapping[str, tuple[str, ...]]
+    """The further names of each parameter that has several."""
+    architecture: str
+    """The name of the model's class."""
+    configs: Sequence[Any]
+    """The configurations of a model of transformers."""
+
+    @classmethod
+    def of(cls, model: nn.Module) -> ModelFiles:
+        """Notes the names and configurations of a model."""
+        found = [getattr(model, name, None) for name in _CONFIGS]
+        return cls(
+            other_names={first: tuple(others) for first, *others in find_ties(model)},
+            architecture=type(model).__name__,
+            configs=[each for each in found if hasattr(each, "save_pretrained")],
+        )
+
+    def write_configs(self, folder: Path) -> None:
+        """Writes the configurations, from which transformers makes the model."""
+        for each in self.configs:
+            written = copy.copy(each)
+            if not getattr(written, "architectures", True):
+                written.architectures = [self.architecture]
+            written.save_pretrained(folder)
+
+
+class RunWeights:
+    """Exports and loads the parameters and buffers of a run under the model's own names."""
+
+    def __init__(
+        self,
+        sets: Sequence[ParameterSet],
+        frozen: Sequence[HeldParameter],
+        modules: Sequence[nn.Module],
+        mesh: TrainingMesh,
+        files: ModelFiles,
+    ) -> None:
+        self._sets, self._frozen, self._modules = sets, frozen, modules
+        self._mesh, self._files = mesh, files
+
+    def export(self, folder: Path) -> None:
+        """Writes files of safetensors and the model's configurations. Collective."""
+        checkpoint.export_blocks(folder, self._blocks(), write_others=self._files.write_configs)
+
+    def load(self, path: Path) -> None:
+        """Fills this rank's part from files of safetensors. Collective."""
+        checkpoint.load_safetensors(path, self._blocks(), others=self._files.other_names)
+
+    def _blocks(self) -> list[TensorBlock]:
+        untrained = untrained_blocks(self._frozen, self._modules, self._mesh)
+        return weight_blocks(self._sets, self._mesh) + untrained
