@@ -87,7 +87,7 @@ def divide_batch(
     else:
         own, every = _spans_of_parts(batch.samples, microbatches, counts)
     tensors = batch.tensors if layout.cp == 1 else _own_positions(batch, mesh)
-    found = []
+    found, positions = [], _positions(tensors[-1] if is_pair else tensors[0])
     for (first, count), samples in zip(own, every, strict=True):
         parts = [_rows(each, first, count) for each in tensors]
         if is_pair:
@@ -103,7 +103,7 @@ def divide_batch(
                 first_sample=before + first,
                 samples=samples,
                 share=count / whole / layout.cp if whole else 0.0,
-                positions=_positions(tensors[-1] if is_pair else tensors[0]),
+                positions=positions,
             )
         )
     first_tensor = tensors[0]
