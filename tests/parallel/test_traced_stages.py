@@ -14,11 +14,20 @@ from torch_backend.traced_models import TracedDecoder
 from unisono.parallel import Layout
 from unisono.parallel.layers import LayoutDropout
 from unisono.parallel.run.all_stages import all_stages
+from unisono.parallel.run.batch_tree import BatchTree
+from unisono.parallel.run.model_call import ModelCall
+from unisono.parallel.run.traced_call import TracedCall
 from unisono.parallel.run.traced_stages import traced_stages
 
 pytestmark = pytest.mark.torch
 
 TOKENS = torch.arange(24).reshape(2, 12) % 11
+
+
+def cut(model, example, count):
+    """Returns the stages of a model that is called with a tensor like `example`."""
+    batch = BatchTree.of(example)
+    return traced_stages(TracedCall(model, ModelCall(model), batch, needs_loss=False), count)
 
 
 def run_stages(stages, inputs):
@@ -46,7 +55,7 @@ def backward(boundaries, gradient):
 @pytest.mark.parametrize("count", [1, 2, 4, 7])
 def test_stages_compute_what_the_model_computes(count) -> None:
     model = TracedDecoder(vocab=11, positions=12).double()
-    stages = traced_stages(model, TOKENS, count)
+    stages = cut(model, TOKENS, count)
     whole = model(TOKENS)
     boundaries = run_stages(stages, TOKENS)
     assert torch.equal(boundaries[-1][1][0], whole)
@@ -64,7 +73,7 @@ def test_stages_compute_what_the_model_computes(count) -> None:
 
 def test_stages_hold_the_parameters_of_the_model_under_their_names() -> None:
     model = TracedDecoder(vocab=11, positions=12)
-    stages = traced_stages(model, TOKENS, 4)
+    stages = cut(model, TOKENS, 4)
     names = dict(model.named_parameters(remove_duplicate=False))
     held = [dict(stage.named_parameters()) for stage in stages]
     for stage in held:
@@ -93,7 +102,7 @@ class Batches(nn.Module):
 def test_a_buffer_that_changes_stays_on_one_stage() -> None:
     model = Batches()
     inputs = torch.arange(12.0).reshape(3, 4).cos()
-    stages = traced_stages(model, inputs, 4)
+    stages = cut(model, inputs, 4)
     holders = [[name for name, _ in stage.named_buffers()] for stage in stages]
     assert list(map(len, holders)) == [0, 3, 0, 0]
     run_stages(stages, inputs)
@@ -117,7 +126,7 @@ class Aliases(nn.Module):
 
 def test_no_cut_separates_views_of_a_memory_that_changes() -> None:
     model, inputs = Aliases(), torch.arange(8.0).reshape(2, 4)
-    stages = traced_stages(model, inputs, 2)
+    stages = cut(model, inputs, 2)
     assert torch.equal(run_stages(stages, inputs)[-1][1][0], model(inputs))
 
 
@@ -145,11 +154,6 @@ class OwnBackward(nn.Module):
         return functional.relu(Triple.apply(self.linear(x)))
 
 
-class Pair(nn.Module):
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return x + 1, x
-
-
 @pytest.mark.parametrize(
     ("model", "error"),
     [
@@ -158,7 +162,6 @@ class Pair(nn.Module):
             OwnBackward(),
             "OwnBackward, but its graph has no .* autograd function Triple; pp = 1",
         ),
-        (Pair(), "pp needs a model that returns one tensor; Pair returns several values"),
         (nn.Bilinear(3, 3, 3), "torch.export cannot trace Bilinear: TypeError: "),
         (
             nn.Linear(3, 3),
@@ -168,7 +171,7 @@ class Pair(nn.Module):
 )
 def test_refused_models(model, error) -> None:
     with pytest.raises(ValueError, match=error) as caught:
-        traced_stages(model, torch.ones(2, 3), 2)
+        cut(model, torch.ones(2, 3), 2)
     assert "\n" not in str(caught.value)
 
 
@@ -176,7 +179,14 @@ def test_refused_layouts() -> None:
     def refused(layout, error, example=TOKENS, model=None) -> None:
         model = model or TracedDecoder(vocab=11, positions=12)
         with pytest.raises(ValueError, match=error) as caught:
-            all_stages(model, layout, example=example, microbatches=2)
+            all_stages(
+                model,
+                layout,
+                example=example,
+                microbatches=2,
+                call=ModelCall(model),
+                needs_loss=False,
+            )
         assert "\n" not in str(caught.value)
 
     refused(Layout(pp=2, dp=2, zero=3), "zero = 3 gathers .* with pp = 2, zero = 1 works")

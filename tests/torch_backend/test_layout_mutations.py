@@ -115,8 +115,8 @@ def own_a_replica_counted_twice(world):
 
 
 def own_means_of_unequal_parts(world):
-    def mean(loss, output, targets):
-        return loss._loss(output, targets) / loss._parts
+    def mean(loss, output, part):
+        return loss._loss(output, part.targets) / loss._parts
 
     require_failure(BatchLoss, "part", mean, "dp=4")
     require_failure(BatchLoss, "part", mean, "tp=2,pp=2", microbatches=4)
@@ -160,7 +160,7 @@ def own_a_swapped_entry_of_a_schedule(world):
     run = chain(Layout(dp=2, pp=2, schedule="zb1p"), 4)
     run.step(torch.ones(8, 3), torch.zeros(8, 3))
     compare_passes(run)
-    order = run._pipeline._schedule.pipeline_order_with_comms[1]  # ends with two such passes
+    order = run._passes.pipeline._schedule.pipeline_order_with_comms[1]  # ends with two such passes
     *_, first, second = (
         place for place, action in enumerate(order) if action.computation_type.value == "W"
     )

@@ -378,7 +378,7 @@ def own_memory_of_many_shapes(world):
     for length in [*range(1, 12), 3]:
         x = torch.rand(SAMPLES, length, WIDTH, dtype=torch.float64)
         run.step(x, x)
-    (stage,) = run._pipeline._stages
+    (stage,) = run._passes.pipeline._stages
     link = stage._before or stage._after
     assert 1 < len(link._memory._kept) <= _KEPT_BUFFERS
     assert not stage._under_way and not stage.inputs and not stage._input_gradients

@@ -114,7 +114,7 @@ def own_a_rank_that_caught_an_exception(world):
     run = a_run("dp=2", 1)
     run.step(*batch())
     if world.rank == 1:
-        run._agreement.begin(batch(1))  # as after a KeyboardInterrupt
+        run._agreement.begin()  # as after a KeyboardInterrupt
     for step in (2, 3):
         match = f"rank 0 is in its step number {step} and rank 1 in its step number {step + 1}"
         require_refused(run, match, *batch())

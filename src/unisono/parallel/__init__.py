@@ -10,7 +10,8 @@ parameters and the optimizer on servers, and trains synchronously or asynchronou
 counts the bytes on each group. `CounterRandom` draws weights and masks that do not depend on the
 layout.
 
-`parallelize` divides a model by a layout and returns its `ParallelRun`. `TransformerModel` with
+`parallelize` divides a model by a layout and returns its `ParallelRun`; with `model_loss`, it
+trains by the loss that the model computes itself. `TransformerModel` with
 `CrossEntropy` is a model that every strategy can divide. `DLRM` is a recommendation model whose
 embedding tables are divided over the ranks; `place_tables` chooses the ranks of each table.
 """
@@ -45,7 +46,13 @@ if TYPE_CHECKING:
         dlrm_shape,
         place_tables,
     )
-    from unisono.parallel.run import ParallelRun, RunReport, parallelize, pipeline_schedule
+    from unisono.parallel.run import (
+        ParallelRun,
+        RunReport,
+        model_loss,
+        parallelize,
+        pipeline_schedule,
+    )
     from unisono.parallel.training_mesh import TrainingMesh
     from unisono.planner import Layout
 
@@ -83,6 +90,7 @@ __getattr__ = lazy_names(
         "unisono.parallel.run": [
             "ParallelRun",
             "RunReport",
+            "model_loss",
             "parallelize",
             "pipeline_schedule",
         ],
@@ -127,6 +135,7 @@ __all__ = [
     "dlrm_shape",
     "draw_weights",
     "forecast_step",
+    "model_loss",
     "model_shape",
     "nesterov_sgd",
     "parallelize",

@@ -88,7 +88,7 @@ class RankGrid:
             }
         )
         """Number of ranks along each axis."""
-        self._groups = {name: self._divided(axes) for name, axes in GROUPS.items()}
+        self._groups = {name: self.divided(axes) for name, axes in GROUPS.items()}
 
     @property
     def size(self) -> int:
@@ -125,7 +125,7 @@ class RankGrid:
             raise ValueError(f"no group {name!r}: expected one of {', '.join(GROUPS)}")
         return self._groups[name]
 
-    def _divided(self, axes: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+    def divided(self, axes: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
         """Returns the groups of ranks whose coordinates differ on these axes only."""
         view = EXPERT_AXES if set(axes) <= set(EXPERT_AXES) else AXES
         members = _last(np.arange(self.size).reshape(self._shape(view)), view, axes)

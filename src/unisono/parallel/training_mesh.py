@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from unisono.communicator import Communicator, CommunicatorStats
 
 
+_SAME_SAMPLES = ("pp", "cp", "tp_depth", "tp_row", "tp_column")
+
+
 class TrainingMesh:
     """The process groups of a layout: one for each group of `GROUPS` with several ranks.
 
@@ -92,6 +95,13 @@ class TrainingMesh:
         pipelines = self.grid.groups("pp")
         self._make(name, tuple(tuple(each[place] for place in places) for each in pipelines))
         return self._groups.get(name)
+
+    def make_sample_group(self) -> tuple[tuple[int, ...], dist.ProcessGroup | None]:
+        """Returns the ranks that process the same samples as this rank, in order, and their process
+        group; None for one rank. Collective."""
+        name, partition = "samples", self.grid.divided(_SAME_SAMPLES)
+        self._make(name, partition)
+        return next(each for each in partition if self.rank in each), self._groups.get(name)
 
     @property
     def logit_axis(self) -> str:

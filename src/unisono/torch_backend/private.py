@@ -91,6 +91,7 @@ PRIVATE_NAMES: Final = (
     "torch.utils._pytree.tree_map_only",
     "torch.distributed.fsdp.FSDPModule._get_fsdp_state",
     "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup.post_backward",
+    "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup._record_post_forward",
     "torch.distributed.tensor.debug._clear_sharding_prop_cache",
     "torch._C._current_graph_task_id",
     "torch._C._storage_Use_Count",
@@ -467,6 +468,14 @@ def split_groups(module: Any) -> list[Any]:
     `fsdp_params`, and a method `post_backward` that sums the gradients of all ranks.
     """
     return list(module._get_fsdp_state()._fsdp_param_groups)
+
+
+def forget_forward_passes(group: Any) -> None:
+    """Makes the next backward pass gather the parameters of later forward passes only. `group`: a
+    group of `split_groups`."""
+    if hasattr(group.comm_ctx, "post_forward_order"):  # made by the first pass
+        group.comm_ctx.post_forward_order.clear()
+    group._post_forward_indices.clear()
 
 
 def whole_parameter(parameter: Any) -> Any:

@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
-import torch
+from typing import Any
+
 from torch import nn
 
 from unisono.parallel.divisible import Balanced, Divisible
 from unisono.parallel.layers import LayoutDropout
+from unisono.parallel.run.batch_tree import BatchTree
+from unisono.parallel.run.model_call import ModelCall
 from unisono.parallel.run.model_stages import ModelStage, is_sequence, stage_count, stage_names
 from unisono.parallel.run.rank_agreement import of_rank_0
+from unisono.parallel.run.traced_call import TracedCall
 from unisono.parallel.run.traced_stages import traced_stages
 from unisono.planner import Layout
 
 
 def all_stages(
-    model: nn.Module, layout: Layout, *, example: torch.Tensor | None, microbatches: int
+    model: nn.Module,
+    layout: Layout,
+    *,
+    example: Any,
+    microbatches: int,
+    call: ModelCall,
+    needs_loss: bool,
+    is_local: bool = False,
 ) -> list[nn.Module]:
     """Returns the stages of a layout's pipeline; the model itself without a pipeline.
 
-    Collective. The stages share the model's parameters. `example`: inputs of a batch, for a model
-    that is not an `nn.Sequential`. Raises `ValueError` if the model cannot be cut.
+    Collective. The stages share the model's parameters. `example`: inputs of a batch, or a batch of
+    any nesting, for a model that is not an `nn.Sequential`. `call`: how the model is called.
+    `needs_loss`: the model's own loss is its only output that is needed. `is_local`: the example is
+    the batch of one rank of `dp`. Raises `ValueError` if the model cannot be cut.
     """
     if layout.pp == 1:
         return [model]
@@ -37,11 +50,14 @@ def all_stages(
             f"zero = {layout.zero} gathers the weights of one module at a time, but a traced graph "
             f"has no modules; with pp = {layout.pp}, zero = 1 works"
         )
-    parts = microbatches * layout.dp
-    if len(example) == 0 or len(example) % parts:
+    batch = BatchTree.of(example)
+    dp = 1 if is_local else layout.dp
+    parts = microbatches * dp
+    if batch.samples == 0 or batch.samples % parts:
         raise ValueError(
-            f"example: expected a multiple of microbatches x dp = {microbatches} x {layout.dp} = "
-            f"{parts} samples, got {len(example)}"
+            f"example: expected a multiple of microbatches x dp = {microbatches} x {dp} = {parts} "
+            f"samples, got {batch.samples}"
         )
-    part = example[: len(example) // parts]
-    return list(traced_stages(model, part, stage_count(layout)))
+    first = batch.with_tensors([each[: batch.samples // parts] for each in batch.tensors])
+    traced = TracedCall(model, call, BatchTree.of(first), needs_loss=needs_loss)
+    return list(traced_stages(traced, stage_count(layout)))

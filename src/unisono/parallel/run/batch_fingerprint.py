@@ -12,14 +12,17 @@ from unisono import native
 _COMPARED_BYTES = 2**17  # read from memory in about 10 us
 
 
-def batch_fingerprint(batch: Sequence[torch.Tensor], turn: int = 0) -> int:
+def batch_fingerprint(batch: Sequence[torch.Tensor], turn: int = 0, text: str = "") -> int:
     """Returns 32 bits from the shapes, types and bytes of tensors, equal for equal bytes.
 
+    `text`: whatever else is to be equal.
     Of a tensor above 128 KiB, takes a part of about this size, which depends on `turn`, so that the
     time stays far below that of a forward pass. Of n times this size, calls with n successive
     turns take all. Values that are NaN do not matter, since bytes are compared.
     """
-    found = zlib.crc32(repr([(each.shape, each.dtype) for each in batch]).encode())
+    found = zlib.crc32(
+        repr([(each.shape, each.dtype) for each in batch]).encode(), zlib.crc32(text.encode())
+    )
     for each in batch:
         if each.layout == torch.strided:
             plain = _plain(each)

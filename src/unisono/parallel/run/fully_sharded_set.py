@@ -28,6 +28,7 @@ from unisono.parallel.run.parameter_sets import (
     sum_traffic,
 )
 from unisono.parallel.run.sum_of_squares import sum_of_squares
+from unisono.parallel.run.unit_outputs import UnitOutputs
 from unisono.parallel.training_mesh import TrainingMesh
 
 
@@ -97,6 +98,8 @@ def _shard(
         return None
     whole |= _of_other_types([each for each in _unsplit(module) if each not in whole])
     ranks = len(mesh.ranks(name))
+    outputs = UnitOutputs(module)
+    module.register_forward_hook(outputs.take_apart)
     module.register_forward_hook(copy_views)
     sharded = fully_shard(
         module,
@@ -105,6 +108,7 @@ def _shard(
         shard_placement_fn=lambda each: Shard(_dim_to_split(each, ranks)),
         ignored_params=whole,
     )
+    module.register_forward_hook(outputs.put_together)
     sharded.set_gradient_divide_factor(1.0)
     sharded.set_force_sum_reduction_for_comms(True)
     return GatheredModule(sharded, order, is_pipelined=mesh.layout.pp > 1)

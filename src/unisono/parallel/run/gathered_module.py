@@ -12,8 +12,9 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from unisono.parallel.run.recomputation import is_in_reentrant_backward
+from unisono.parallel.run.unused_output import tensors_in
 from unisono.torch_backend import (
-    flatten,
+    forget_forward_passes,
     is_in_backward,
     is_view,
     map_tensors,
@@ -117,6 +118,12 @@ class GatheredModule:
         self.used.clear()
         self._module.set_reduce_scatter_unused_params(False, recurse=False)
 
+    def release(self) -> None:
+        """Splits the parameters again, and forgets forward passes that no backward pass follows."""
+        self._module.reshard()
+        for group in self._groups:
+            forget_forward_passes(group)
+
     def _enter(self, *_: object) -> None:
         self.calls += 1
         self._order.call(self._number)
@@ -126,7 +133,7 @@ class GatheredModule:
     def _exit(self, _: object, __: object, results: object) -> None:
         self._order.leave(self)
         if self._is_frozen:
-            self._has_gradient = any(each.requires_grad for each in flatten(results)[0])
+            self._has_gradient = any(each.requires_grad for each in tensors_in(results))
 
     def _refuse_shared_recomputation(self) -> None:
         """Raises `ValueError` if a reentrant checkpoint runs a module again that was called twice:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from unisono.parallel.run.unused_output import tensors_in
 from unisono.torch_backend import map_tensors
 
 _INSTANCE_NORM = frozenset({"ViewBackward0", "RepeatBackward0"})
@@ -94,4 +95,4 @@ def _tensors(value: object) -> list[torch.Tensor]:
         return each
 
     map_tensors(note, value)
-    return found
+    return [*found, *tensors_in(value)]

@@ -63,6 +63,17 @@ class GraphOperations:
         """Returns the values that cross a cut before the operation at a place."""
         return [node for node, (first, last) in self.lifetimes.items() if first <= place <= last]
 
+    def inputs(self) -> list[fx.Node]:
+        """Returns the inputs of the graph, also those that it does not use."""
+        return [node for node in self.traced.module.graph.nodes if node.op == "placeholder"]
+
+    def results(self) -> list[fx.Node]:
+        """Returns the results of the graph, in order."""
+        (output,) = (node for node in self.traced.module.graph.nodes if node.op == "output")
+        found = output.args[0]
+        nodes = found if isinstance(found, (tuple, list)) else (found,)
+        return [node for node in nodes if isinstance(node, fx.Node)]
+
     def crossing_bytes(self) -> list[float]:
         """Returns the bytes of the values that cross a cut before each operation; infinite if a cut
         is not possible.

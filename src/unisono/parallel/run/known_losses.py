@@ -96,6 +96,10 @@ class KnownLoss:
 
         The weights of the parts of a batch add up to the weight of the batch.
         """
+        return float(self.count(targets))
+
+    def count(self, targets: torch.Tensor) -> torch.Tensor | float:
+        """Returns the weight of targets, as a number or as a tensor that a graph can compute."""
         reduction = self.options.get("reduction", "mean")
         if reduction == "sum":
             raise ValueError("a sum has no weight")
@@ -162,13 +166,14 @@ class KnownLoss:
                 "factors among the targets"
             )
 
-    def _valid_weight(self, targets: torch.Tensor) -> float:
+    def _valid_weight(self, targets: torch.Tensor) -> torch.Tensor:
         """Returns the number of valid class numbers, or the sum of the weights of their classes."""
         valid = targets != self.options.get("ignore_index", IGNORED)
         weight = self.options.get("weight")
-        if weight is None:
-            return float(valid.sum())
-        return float(weight.detach().double()[targets[valid].long()].sum())
+        weights: torch.Tensor = valid
+        if weight is not None:  # class 0 for targets that do not count, also in a traced graph
+            weights = weight.detach().double()[targets.where(valid, 0).long()] * valid
+        return weights.sum()
 
 
 def known_loss(loss: Any) -> KnownLoss | None:

@@ -27,21 +27,23 @@ _ALONG_CLASSES = ("log_softmax", "softmax")
 
 
 def called_loss(
-    loss: Callable[[Any, torch.Tensor], Any],
+    loss: Callable[[Any, Any], Any],
     output: Any,
-    targets: torch.Tensor,
+    targets: Any,
     *,
     cut: int,
     share: float,
+    rows: int,
 ) -> Any:
     """Calls a loss on a part of a batch.
 
     Returns (sum, weight) if the result is that of one loss of torch, applied to the samples of
     output and targets; else the result. Raises `ValueError` for other losses that may combine
-    positions which `cp` divides. `cut`: the number of dimensions of the targets that are cut
-    into parts. `share`: the number of these targets over that of the whole batch.
+    positions which `cp` divides. `targets`: a tensor, or the part of a batch of any nesting.
+    `cut`: the number of dimensions of the targets that are cut into parts. `share`: the number of
+    these targets over that of the whole batch. `rows`: the number of samples.
     """
-    with PositionCalls() as positions, _LossCalls(output, targets, cut, share) as calls:
+    with PositionCalls() as positions, _LossCalls(output, targets, cut, share, rows) as calls:
         found = loss(output, targets)
     if calls.has_returned(found):
         return found, calls.weight
@@ -60,13 +62,15 @@ class _LossCalls(TorchFunctionMode):
     `has_returned` is True if nothing else happened that could mix samples.
     """
 
-    def __init__(self, output: Any, targets: torch.Tensor, cut: int, share: float) -> None:
+    def __init__(self, output: Any, targets: Any, cut: int, share: float, rows: int) -> None:
         super().__init__()
         self._cut, self._share = cut, share
-        self._kept = [targets, *tensors_in(output)]
+        given = list(tensors_in(targets))
+        self._kept = [*given, *tensors_in(output)]
         """All tensors of the part; kept, so that no other tensor gets the identity of one."""
-        rows = [each for each in self._kept if each.dim() and len(each) == len(targets)]
-        self._sources = {id(each): "output" for each in rows} | {id(targets): "targets"}
+        of_rows = [each for each in self._kept if each.dim() and len(each) == rows]
+        self._sources = dict.fromkeys(map(id, of_rows), "output")
+        self._sources |= dict.fromkeys(map(id, given), "targets")
         """Those made of all samples, in order: their rows are samples, or positions of these."""
         self._samples = {*self._sources}
         """Those whose first dimension is that of the samples."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import Any, Literal
 
-import torch
 from torch import distributed as dist
 from torch import nn
 
@@ -41,9 +41,12 @@ from unisono.parallel.run.gradient_hooks import GradientHooks, take_hooks
 from unisono.parallel.run.hyperparameters import group_names
 from unisono.parallel.run.kept_parameters import KeptParameters
 from unisono.parallel.run.lookup_checks import check_lookups
+from unisono.parallel.run.loss_weight import LossWeight
 from unisono.parallel.run.mean_checks import check_dropout, check_means
+from unisono.parallel.run.model_call import Call, ModelCall
 from unisono.parallel.run.model_stages import stages_of_rank
 from unisono.parallel.run.optimizer_units import check_optimizer
+from unisono.parallel.run.own_loss import model_loss
 from unisono.parallel.run.own_memory import own_memory
 from unisono.parallel.run.parallel_run import ParallelRun
 from unisono.parallel.run.parameter_checks import check_loss_parameters, check_parameters
@@ -61,6 +64,7 @@ from unisono.parallel.run.tied_parameters import (
     tie_groups,
 )
 from unisono.parallel.run.torch_features import check_torch
+from unisono.parallel.run.torch_schedules import check_count
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import Layout
 from unisono.torch_backend import has_hooks
@@ -75,20 +79,28 @@ def parallelize(
     named_optimizer: MakeNamedOptimizer | None = None,
     microbatches: int = 1,
     clip: float | None = None,
-    example: torch.Tensor | None = None,
+    example: Any = None,
+    call: Call | None = None,
+    weight: Callable[..., Any] | None = None,
+    batch: Literal["global", "local"] = "global",
 ) -> ParallelRun:
     """Divides a model over the ranks of torch's default group, and returns its training run.
 
     Call on all ranks with the same whole model; rank 0's weights are used. `loss` is a loss of
-    torch, or a function of output and targets that returns (sum, weight): the loss of a batch is
-    the sum of the sums of its parts over the sum of their weights.
+    torch, a function of output and targets that returns (sum, weight), or `model_loss`, the loss
+    that the model computes itself: the loss of a batch is the sum of the sums of its parts over the
+    sum of their weights. `weight`, a function of the targets or of (output, targets), states by
+    what the mean of a part was divided, in place of a pair. If `step` receives one batch of any
+    nesting, these functions get the batch as their targets. `call`, a function of (model, batch),
+    computes the output, in place of a call as the signature of `forward` says. `batch`: "global" if
+    each rank passes the whole batch, "local" if each rank of `dp` passes its own part.
     `optimizer` makes an optimizer of this rank's parameters; `named_optimizer`, in its place, makes
     one of pairs of name (in the whole model) and parameter, for groups by name. Parameters that it
     leaves out are not trained. It may not have other parameters. `clip`: largest norm of all
-    gradients together, to which a larger norm is clipped. `example`: inputs of a batch as `step`
-    will receive them, for `pp` and a model that is not an `nn.Sequential`. Hooks of parameters
-    (`register_hook`) are called once in a step, with the gradient of the whole batch. The axes of a
-    layout can divide:
+    gradients together, to which a larger norm is clipped. `example`: what `step` will receive first
+    (inputs, or a batch of any nesting), for `pp` and a model that is not an `nn.Sequential`. Hooks
+    of parameters (`register_hook`) are called once in a step, with the gradient of the whole batch.
+    The axes of a layout can divide:
 
     - `dp`, and ZeRO by `layout.zero`: any model.
     - `pp`: an `nn.Sequential`, which is cut between its modules. With `example`, also another model
@@ -108,11 +120,14 @@ def parallelize(
         run = parallelize(model, layout, loss=loss_fn, optimizer=adam, microbatches=4, clip=1.0)
         loss = run.step(inputs, targets)
     """
-    if microbatches < 1:
-        raise ValueError(f"microbatches: expected at least 1, got {microbatches}")
+    check_count(microbatches)
     if clip is not None and not clip > 0:
         raise ValueError(f"clip: expected a norm above 0, got {clip}")
+    if batch not in ("global", "local"):
+        raise ValueError(f"batch: expected 'global' or 'local', got {batch!r}")
     check_functions(optimizer, named_optimizer)
+    given = None if weight is None else LossWeight(weight)
+    model_call = ModelCall(model, call)
     parts = layout.dp * layout.cp * layout.pp * microbatches
     on_all_ranks(lambda: _check(model, layout, loss, parts))
     if isinstance(loss, CrossEntropy):
@@ -129,7 +144,15 @@ def parallelize(
     _divide(model, loss, mesh)
     _check_experts(model, layout)
     on_all_ranks(lambda: tie_again(model, ties))
-    every = all_stages(model, layout, example=example, microbatches=microbatches)
+    every = all_stages(
+        model,
+        layout,
+        example=example,
+        microbatches=microbatches,
+        is_local=batch == "local",
+        call=model_call,
+        needs_loss=loss is model_loss and weight is None,
+    )
     own = stages_of_rank(layout, mesh.coordinates["pp"]) if layout.pp > 1 else [0]
     stages = [(number, every[number]) for number in own]
     holders = stages_of_parameters(ties, every)
@@ -170,6 +193,9 @@ def parallelize(
         optimizer=built,
         microbatches=microbatches,
         clip=clip,
+        call=model_call,
+        weight=given,
+        is_local=batch == "local",
     )
 
 
@@ -197,6 +223,12 @@ def _check_axes(model: nn.Module, layout: Layout, loss: Loss) -> None:
             )
     if layout.tensor != "1d":
         _check_grid(model, layout, loss)
+    if layout.cp > 1 and loss is model_loss:
+        raise ValueError(
+            f"cp = {layout.cp} divides the positions of a sequence, which the model's own loss may "
+            "shift; expected a loss function of the output and of labels that are shifted before "
+            f"step; dp = {layout.dp * layout.cp} without cp works"
+        )
 
 
 def _check_experts(model: nn.Module, layout: Layout) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,32 +11,33 @@ import torch
 from torch import nn
 
 from unisono.parallel.run.batch_loss import BatchLoss, Loss
-from unisono.parallel.run.batch_parts import BatchPart, divide_batch
+from unisono.parallel.run.batch_parts import BatchPart, data_parallel_rank
+from unisono.parallel.run.batch_passes import BatchPasses
 from unisono.parallel.run.gathered_module import CallOrder, GatheredModule
 from unisono.parallel.run.loss_state import LossState
+from unisono.parallel.run.loss_weight import LossWeight
+from unisono.parallel.run.model_call import ModelCall
 from unisono.parallel.run.parameter_sets import HeldParameter, ParameterSet
 from unisono.parallel.run.parameter_uses import ParameterUses
 from unisono.parallel.run.pass_context import PassContext
-from unisono.parallel.run.pipeline_runner import PipelineRunner
 from unisono.parallel.run.run_checkpoints import RunCheckpoints
 from unisono.parallel.run.run_end import RunEnd
 from unisono.parallel.run.run_report import RunReport
-from unisono.parallel.run.run_stage import StagePasses
 from unisono.parallel.run.run_timeline import RunTimeline
 from unisono.parallel.run.run_weights import ModelFiles, RunWeights
-from unisono.parallel.run.small_sum import small_sum
-from unisono.parallel.run.stage_clock import StageClock
 from unisono.parallel.run.step_agreement import StepAgreement
+from unisono.parallel.run.step_batches import NO_TARGETS, StepBatches
 from unisono.parallel.run.step_checks import StepChecks
+from unisono.parallel.run.step_end import StepEnd
 from unisono.parallel.run.step_failure import StepFailure
 from unisono.parallel.run.step_figures import StepFigures
+from unisono.parallel.run.unchanged_modules import unchanged
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import PipelineSchedule, TaskGroup, TaskRun
 from unisono.torch_backend import default_communicator
 
 _AXES = ("pp", "tp", "shard", "dp_replicate")
 """The groups that together have all ranks of a layout."""
-_NORM_EPSILON = 1e-6  # added to the norm, as by torch.nn.utils.clip_grad_norm_
 
 
 class ParallelRun:
@@ -61,18 +61,25 @@ class ParallelRun:
         optimizer: torch.optim.Optimizer,
         microbatches: int,
         clip: float | None,
+        call: ModelCall,
+        weight: LossWeight | None,
+        is_local: bool,
     ) -> None:
         """`names`: the trained parameters of the whole model. `groups`: those of each group of the
         optimizer. `gathered`: the modules that gather parameters, and `calls` their order.
         `files`: what an export needs to know of the whole model. `checks`: those of a step.
-        `is_balanced`: a stage, perhaps of another rank, has balance losses.
+        `is_balanced`: a stage, perhaps of another rank, has balance losses. `call`: how the model
+        is called. `weight`: that of a part's loss. `is_local`: each rank of `dp` passes its own
+        part of a batch.
         """
         self.mesh, self.sets, self._frozen = mesh, sets, frozen
         self.stages = stages
         """Number and modules of each stage of this rank."""
         self.optimizer = optimizer
         """The optimizer of this rank's parameters, for example for a learning rate scheduler."""
-        self.microbatches, self.clip = microbatches, clip
+        self.microbatches = microbatches
+        """Number of microbatches of the next steps."""
+        self.clip = clip
         self.gradient_norm = 0.0
         """Norm of all gradients of the last step, before clipping."""
         self.steps = 0
@@ -81,28 +88,41 @@ class ParallelRun:
         """Seconds of each step."""
         modules = [stage for _, stage in stages]
         kept = LossState(loss, modules)
-        self._context = PassContext(stages, kept.modules, is_pipeline=mesh.layout.pp > 1)
-        self._loss = BatchLoss(loss, is_balanced=is_balanced, cut=1 + (mesh.layout.cp > 1))
+        self._roots = [*modules, *(module for _, module in kept.modules)]
+        self._gathered = gathered
+        layout = mesh.layout
+        self._loss = BatchLoss(
+            loss, is_balanced=is_balanced, cut=1 + (layout.cp > 1), weight=weight
+        )
+        self._context = PassContext(
+            stages, kept.modules, watching=self._loss.watching, is_pipeline=layout.pp > 1
+        )
         self._agreement, self._checks, self._end = StepAgreement(), checks, RunEnd(mesh)
-        self._uses = ParameterUses(names, sets, mesh, calls)
+        self._failure = StepFailure(layout, stages)
+        self._batches = StepBatches(mesh, self._agreement, call, self._loss, is_local=is_local)
+        self._passes = BatchPasses(
+            stages,
+            mesh,
+            call=call,
+            loss=self._loss,
+            context=self._context,
+            checks=checks,
+            failure=self._failure,
+            microbatches=microbatches,
+        )
+        self._ends = StepEnd(
+            sets,
+            mesh,
+            uses=ParameterUses(names, sets, mesh, calls),
+            loss=self._loss,
+            agreement=self._agreement,
+            checks=checks,
+            balanced=self._context.balanced,
+        )
         self._checkpoints = RunCheckpoints(sets, frozen, modules, optimizer, groups, mesh, kept)
         self._weights = RunWeights(sets, frozen, modules, mesh, files)
         self._sent_before: dict[str, int] = {}
         self._part: BatchPart | None = None
-        self.clock, self._failure = StageClock(), StepFailure(mesh.layout, stages)
-        passes = StagePasses(
-            clock=self.clock,
-            failure=self._failure,
-            enter=self._context.forward,
-            reenter=self._context.backward,
-        )
-        self._pipeline = (
-            PipelineRunner(
-                stages, mesh, microbatches=microbatches, loss=self._part_loss, passes=passes
-            )
-            if mesh.layout.pp > 1
-            else None
-        )
         self._figures = StepFigures(
             stages,
             sets,
@@ -111,21 +131,41 @@ class ParallelRun:
             optimizer=optimizer,
             groups=groups,
             gathered=gathered,
-            clock=self.clock,
-            pipeline=self._pipeline,
+            passes=self._passes,
         )
         comm = default_communicator()
         assert comm is not None, "a mesh needs the backend unisono"
         self._timeline = RunTimeline(comm.timeline)
         self._held_bytes = sum(held.values.nbytes for each in sets for held in each.held)
+        self.clock = self._passes.clock
         self.clock.tell = self._timeline.passed
 
-    def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    @property
+    def data_parallel_rank(self) -> int:
+        """Number of this rank among those that process different samples, for samplers."""
+        return data_parallel_rank(self.mesh)
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Number of ranks that process different samples."""
+        return self.mesh.layout.dp
+
+    def step(
+        self, inputs: Any, targets: Any = NO_TARGETS, *, microbatches: int | None = None
+    ) -> torch.Tensor:
         """Trains on a batch; returns the batch's loss before the step, on all ranks. Collective.
 
-        All ranks pass the same whole batch, and each rank trains on its part. The loss equals
-        `loss(model(inputs), targets)` in one process, plus the balance losses of experts. Under
-        `torch.autocast`, forward passes and the loss use autocast.
+        `step(inputs, targets)` gets two tensors: the loss is `loss(model(inputs), targets)`.
+        `step(batch)` gets tensors in mappings, dataclasses, tuples and lists, with the samples in
+        their first dimensions, and other values, which every part gets: the model is called as its
+        signature says, or by `call`, and the loss is `loss(output, batch)`. `microbatches`: their
+        number in this step, if it is another one than that of the run.
+
+        All ranks pass the same whole batch, and each rank trains on its part. With
+        `batch="local"`, each rank of `dp` passes a part of its own, and the whole batch is these
+        parts, one after the other. The loss equals that of one process with the whole batch, plus
+        the balance losses of experts. Under `torch.autocast`, forward passes and the loss use
+        autocast.
 
         Raises `ValueError` for sizes that the layout cannot divide, under `torch.no_grad`, and on
         all ranks if they passed different batches or if the loss cannot be computed in parts.
@@ -144,10 +184,25 @@ class ParallelRun:
         close the mesh, build model and run again, and load a checkpoint. Torch's default group
         still works, unless a rank died.
         """
+        return self._guarded(lambda: self._step(inputs, targets, microbatches))
+
+    def evaluate(
+        self, inputs: Any, targets: Any = NO_TARGETS, *, microbatches: int | None = None
+    ) -> torch.Tensor:
+        """Returns the loss of a batch in eval mode, without gradients, on all ranks. Collective.
+
+        The arguments, the loss and the errors are those of `step`. Nothing changes: weights,
+        gradients, modes and buffers of the modules, torch's generator, the number of steps and
+        the figures of reports.
+        """
+        return self._guarded(lambda: self._evaluate(inputs, targets, microbatches))
+
+    def _guarded(self, action: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Runs a step; an error that not all ranks have ends the run."""
         self._end.require_usable()
         try:
             with self._context.autocast.enter_step():
-                return self._step(inputs, targets)
+                return action()
         except BaseException as last:
             own = self._failure.take()  # a failed rank may fail again at its messages
             if self._agreement.has_raised(last):
@@ -159,48 +214,61 @@ class ParallelRun:
         finally:
             self._context.autocast.leave_step()
 
-    def _step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def _step(self, inputs: Any, targets: Any, microbatches: int | None) -> torch.Tensor:
         start_s = time.perf_counter()
-        self._failure.restart()
-        self._checks.begin(self.optimizer, self.sets)
-        losses: list[torch.Tensor] = []
-        part = None
-        try:
-            self._agreement.begin((inputs, targets))
-            part = self._begin_step(inputs, targets)
-        except Exception as error:
-            self._failure.note(error)
-        if not self._failure.begin_passes():  # the others would wait in the passes of this rank
-            self._agreement.error = self._checks.faults.error() or self._failure.error
-            self._agreement.exchange([self.mesh.group(name) for name in _AXES])
+        part = self._begin(inputs, targets, microbatches, trains=True)
         self._sent_before = self.mesh.bytes_sent()
-        with self._checks.passes(), torch.enable_grad():  # a failed rank keeps to the messages
-            if self._pipeline is not None:  # it sends its messages in any case
-                losses = self._pipeline.run(part)
-            elif part is not None:
-                try:
-                    losses = self._passes(part)
-                except Exception as error:
-                    self._failure.note(error)
-        total = self.update(losses)
+        total = self.update(self._passes.train(part))
+        self._part = part
         self.steps += 1
         self.step_s.append(time.perf_counter() - start_s)
         return total
 
-    def _begin_step(self, inputs: torch.Tensor, targets: torch.Tensor) -> BatchPart:
-        """Divides a batch, and prepares modules and parameters for its passes."""
-        if not torch.is_grad_enabled():
+    def _evaluate(self, inputs: Any, targets: Any, microbatches: int | None) -> torch.Tensor:
+        passes, sequence, sent = self._passes, self.mesh.sequence, self.mesh.bytes_sent()
+        count = passes.microbatches
+        try:
+            with passes.clock.apart(), unchanged(self._roots, self._gathered):
+                part = self._begin(inputs, targets, microbatches, trains=False)
+                losses = passes.evaluate(part)
+                return self._ends.evaluated(losses, self._error())
+        finally:
+            passes.microbatches, self.mesh.sequence = count, sequence
+            for name, now in self.mesh.bytes_sent().items():
+                self._sent_before[name] = self._sent_before.get(name, 0) + now - sent.get(name, 0)
+
+    def _begin(
+        self, inputs: Any, targets: Any, microbatches: int | None, *, trains: bool
+    ) -> BatchPart | None:
+        """Divides a batch and prepares its passes; returns None if this rank has failed."""
+        count = self.microbatches if microbatches is None else microbatches
+        self._failure.restart()
+        self._checks.begin(self.optimizer, self.sets)
+        self._agreement.begin()
+        part = None
+        try:
+            part = self._prepared(inputs, targets, count, trains=trains)
+        except Exception as error:
+            if self._agreement.is_agreed(error):
+                raise
+            self._failure.note(error)
+        if not self._failure.begin_passes():  # the others would wait in the passes of this rank
+            self._agreement.error = self._checks.faults.error() or self._failure.error
+            self._agreement.exchange([self.mesh.group(name) for name in _AXES])
+        return part
+
+    def _prepared(self, inputs: Any, targets: Any, count: int, *, trains: bool) -> BatchPart:
+        if trains and not torch.is_grad_enabled():
             raise ValueError("step computes gradients: call it outside of torch.no_grad")
-        part = self._part = divide_batch(inputs, targets, self.mesh, self.microbatches)
-        if self._pipeline is not None:
-            self._pipeline.check(part.inputs[0])
-        self._timeline.step = self.steps + 1
-        layout = self.mesh.layout
-        self._loss.begin(targets, parts=layout.dp * layout.cp * self.microbatches)
-        self._context.begin(self.steps, part, samples=len(inputs))
-        self.mesh.sequence = part.inputs[0].shape[1] if inputs.dim() > 1 else 0
-        for each in self.sets:
-            each.zero_gradients()
+        if count != self._passes.microbatches:
+            self._passes.divide(count)
+            self._checks.divide(self.mesh.layout.pp * self._parts())
+        part = self._batches.divide(inputs, targets, count)
+        self._passes.begin(part, self.steps)
+        if trains:
+            self._timeline.step = self.steps + 1
+            for each in self.sets:
+                each.zero_gradients()
         return part
 
     def update(self, losses: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -215,9 +283,12 @@ class ParallelRun:
                 each.reduce()
         if self._checks.hooks.exist:
             with self._failure.keeping():
-                is_scaled = self._call_hooks()
+                is_scaled = self._ends.call_hooks(is_failed=self._error() is not None)
         with self._timeline.exchange("loss and norm", 0):
-            total = self._finish(losses, is_scaled)
+            found = self._ends.trained(
+                losses, self._error(), self.optimizer, clip=self.clip, is_scaled=is_scaled
+            )
+            total, self.gradient_norm = found
         begin_ns = time.monotonic_ns()
         self.optimizer.step()
         self._timeline.optimizer(begin_ns)
@@ -284,7 +355,8 @@ class ParallelRun:
 
     def tasks(self) -> list[list[TaskGroup]]:
         """Returns the passes of each rank of a pipeline, in order; empty without a pipeline."""
-        return self._pipeline.tasks() if self._pipeline is not None else []
+        pipeline = self._passes.pipeline
+        return pipeline.tasks() if pipeline is not None else []
 
     def passes(self) -> dict[str, TaskRun]:
         """Returns the last step's forward and backward passes, measured and predicted. Collective.
@@ -312,89 +384,11 @@ class ParallelRun:
         if not self.step_s:
             raise ValueError(f"{what}: expected a step before, but none was taken; call step first")
 
-    def _passes(self, part: BatchPart) -> list[torch.Tensor]:
-        """Runs all microbatches forward and backward without a pipeline; returns their losses."""
-        self.clock.restart()
-        losses = []
-        ((_, model),) = self.stages
-        for number, (inputs, targets) in enumerate(zip(part.inputs, part.targets, strict=True)):
-            begin_s = time.monotonic()
-            with self._context.forward(number):
-                output = model(inputs)
-            loss = self._part_loss(output, targets)
-            self.clock.record("F", number, 0, begin_s)
-            begin_s = time.monotonic()
-            with self._context.backward(number):
-                loss.backward()  # type: ignore[no-untyped-call]
-            self.clock.record("B", number, 0, begin_s)
-            losses.append(loss)
-        return losses
-
-    def _part_loss(self, output: Any, targets: torch.Tensor) -> torch.Tensor:
-        """Returns what this output adds to the loss of the whole batch."""
-        with self._context.autocast.forward():
-            loss = self._loss.part(output, targets)
-        self._checks.check_loss(loss, output, targets)
-        return loss
-
-    def _finish(self, losses: Sequence[torch.Tensor], is_scaled: bool) -> torch.Tensor:
-        """Sums the loss and the squared norm over all ranks, clips gradients, returns the loss.
-
-        The same exchange finds ranks that disagree, and the parameters that no rank used; their
-        gradients become None. `is_scaled`: the gradients are those of the batch's loss.
-        """
-        squares = sum(each.squares() for each in self.sets)
-        self._agreement.error = self._error()
-        own = [self._own_loss(losses), squares, self._own_weight()]
-        agreed = self._agreement.counts()
-        numbers = [*own, *agreed, *self._uses.counts()]
-        total, squares, weight, *counts = small_sum(numbers, self.mesh.all_ranks)
-        self._agreement.require(counts[: len(agreed)])
-        self._uses.skip_unused(counts[len(agreed) :], self.optimizer)
-        self._checks.kept.note(self.optimizer)
-        factor = self._loss.factor(weight)
-        rest = 1.0 if is_scaled else factor
-        self.gradient_norm = math.sqrt(squares) * abs(rest)
-        clipping = 1.0 if self.clip is None else self.clip / (self.gradient_norm + _NORM_EPSILON)
-        self._multiply(min(clipping, 1) * rest)
-        return torch.tensor(self._loss.mean(total, factor), dtype=torch.float64)
-
-    def _call_hooks(self) -> bool:
-        """Calls the hooks of parameters; returns True if it has scaled the gradients."""
-        is_failed = self._error() is not None
-        return self._checks.hooks.call(
-            is_failed=is_failed, weight=self._own_weight(), scale=self._scale
-        )
-
-    def _scale(self, weight: float) -> None:
-        """Makes the gradients those of the batch's loss; `weight`: that of the whole batch."""
-        self._multiply(self._loss.factor(weight))
-
-    def _multiply(self, factor: float) -> None:
-        if factor != 1:
-            for each in self.sets:
-                each.scale(factor)
-
     def _error(self) -> Exception | None:
         """Returns this rank's error, which the exchange of the loss tells all ranks."""
-        layout = self.mesh.layout
-        parts = layout.dp * layout.cp * self.microbatches
-        written = self._context.written.error(parts=parts, stages=layout.pp)
+        written = self._context.written.error(parts=self._parts(), stages=self.mesh.layout.pp)
         return self._checks.faults.error() or self._failure.error or self._loss.error or written
 
-    def _adds_losses(self) -> bool:
-        """Returns True if this rank adds its losses to the sum over all ranks. Ranks that split the
-        logits of the same samples compute equal losses, so only the first of these ranks adds them.
-        """
-        return self.mesh.coordinates[self.mesh.logit_axis] == 0
-
-    def _own_weight(self) -> float:
-        """Returns what this rank adds to the weight of the batch's loss."""
-        return self._loss.weight * self._adds_losses()
-
-    def _own_loss(self, losses: Sequence[torch.Tensor]) -> float:
-        """Returns what this rank adds to the sum of the loss over all ranks."""
-        total = 0.0
-        if self._adds_losses():
-            total += sum(float(loss.detach()) for loss in losses)
-        return total + sum(float(each.auxiliary_loss) for each in self._context.balanced)
+    def _parts(self) -> int:
+        """Returns the number of parts in which ranks and microbatches compute a batch."""
+        return self.mesh.layout.dp * self.mesh.layout.cp * self._passes.microbatches

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from torch import nn
 
 from unisono.parallel.divisible import Balanced
 from unisono.parallel.layers import BatchPlace, LayoutDropout
-from unisono.parallel.run.batch_parts import BatchPart
+from unisono.parallel.run.batch_parts import BatchPart, Microbatch
 from unisono.parallel.run.recomputation import without_second_count
 from unisono.parallel.run.step_autocast import StepAutocast
 from unisono.parallel.run.written_buffers import WrittenBuffers
@@ -23,10 +23,11 @@ class PassContext:
         stages: Sequence[tuple[int, nn.Module]],
         loss: Sequence[tuple[str, nn.Module]],
         *,
+        watching: Callable[[], AbstractContextManager[None] | None],
         is_pipeline: bool,
     ) -> None:
-        """`loss`: the modules of the loss, with names. `is_pipeline`: the passes of several
-        microbatches overlap."""
+        """`loss`: the modules of the loss, with names. `watching`: makes a context of each forward
+        pass, if it needs one. `is_pipeline`: the passes of several microbatches overlap."""
         modules = [each for _, stage in stages for each in stage.modules()]
         self.balanced = [each for each in modules if isinstance(each, Balanced)]
         """The modules with a balance loss."""
@@ -34,28 +35,33 @@ class PassContext:
         roots += [(f"loss.{name}" if name else "loss", module) for name, module in loss]
         self.written = WrittenBuffers(roots, is_pipeline=is_pipeline)
         self.autocast = StepAutocast()
+        self._watching = watching
         self._place = BatchPlace()
-        self._first_samples: Sequence[int] = ()
-        self._samples: Sequence[int] = ()
+        self._microbatches: Sequence[Microbatch] = ()
         self._balance_scales: Sequence[float] = ()
         for module in modules:
             if isinstance(module, LayoutDropout):
                 module.place = self._place
 
-    def begin(self, step: int, part: BatchPart, *, samples: int) -> None:
-        """Begins a step with this rank's part of a batch of so many samples."""
-        self._place.step, self._first_samples = step, part.first_samples
-        self._samples = [len(each) for each in part.inputs]
+    def begin(self, step: int, part: BatchPart) -> None:
+        """Begins a step with this rank's part of a batch."""
+        self._place.step, self._microbatches = step, part.microbatches
         self.written.begin()
         for module in self.balanced:
             module.reset_auxiliary()
-        self._balance_scales = [1 / samples if len(each) else 0.0 for each in part.targets]
+        self._balance_scales = [1 / part.samples if each.own else 0.0 for each in part.microbatches]
 
     def forward(self, number: int) -> AbstractContextManager[None]:
         """Prepares the forward pass of a microbatch, and returns its context."""
         self._enter(number)
         self.written.begin_pass()
-        return self.autocast.forward()
+        watching = self._watching()
+        return self.autocast.forward() if watching is None else self._watched(watching)
+
+    @contextmanager
+    def _watched(self, watching: AbstractContextManager[None]) -> Iterator[None]:
+        with self.autocast.forward(), watching:
+            yield
 
     def backward(self, number: int) -> AbstractContextManager[None]:
         """Prepares the backward pass of a microbatch; in the context that it returns, a forward
@@ -71,7 +77,7 @@ class PassContext:
     def _enter(self, number: int) -> None:
         """Sets the number of a pass's first sample, which determines dropout masks, and the factor
         of balance losses, which is 0 for a sample that does not count."""
-        self._place.first_sample = self._first_samples[number]
-        self._place.samples = self._samples[number]
+        part = self._microbatches[number]
+        self._place.first_sample, self._place.samples = part.first_sample, part.passed
         for module in self.balanced:
             module.auxiliary_scale = self._balance_scales[number]

@@ -12,6 +12,7 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
+from unisono.parallel.run.batch_tree import replace_leaves
 from unisono.parallel.run.split_backward import add_parameter_gradients, without_inputs
 from unisono.parallel.run.stage_clock import StageClock
 from unisono.parallel.run.stage_messages import Boundary, ResultReceiver, ResultSender
@@ -73,8 +74,10 @@ class RunStage(_Base):  # type: ignore[misc]
         """`number`: that of the stage, of `count` stages. `group`: the ranks of the pipeline."""
         super().__init__(module, number, count, torch.device("cpu"), group)
         self.args_recv_info = {0: ()}  # torch looks here for connections that skip stages
-        self.inputs: Sequence[torch.Tensor] = ()
-        """The microbatches of the step, for the first stage."""
+        self.inputs: Sequence[Any] = ()
+        """The inputs of each microbatch of the step, for the first stage."""
+        self.call: Callable[[nn.Module, Any], Any] | None = None
+        """How the first stage is called with inputs."""
         self._shared, self._microbatches = passes, microbatches
         self._under_way: dict[int, _Passes] = {}
         self._local: dict[int, tuple[list[torch.Tensor], ResultForm]] = {}
@@ -153,8 +156,7 @@ class RunStage(_Base):  # type: ignore[misc]
             finalize_later(True)
         if form is None:
             leaves: list[torch.Tensor] = []
-            # a copy, because modules may change inputs in place, and microbatches share memory
-            result = self.submod(self.inputs[microbatch].clone())
+            result = self._call_first(self.inputs[microbatch])
         else:
             pairs = zip(arrived, form.tensors, strict=True)
             leaves = [x.detach().requires_grad_(each.needs_gradient) for x, each in pairs]
@@ -175,6 +177,23 @@ class RunStage(_Base):  # type: ignore[misc]
             )
         self._under_way[microbatch] = _Passes(leaves, results)
         return results, own_form
+
+    def _call_first(self, inputs: Any) -> Any:
+        """Runs the first stage on a copy, because modules may change inputs in place, and
+        microbatches share memory."""
+        copies: list[torch.Tensor] = []
+
+        def copied(_: str, leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor):
+                return leaf
+            copies.append(leaf.clone())
+            return copies[-1]
+
+        values = replace_leaves(inputs, copied)
+        if isinstance(self.submod, TracedStage):
+            return self.submod(*copies)
+        assert self.call is not None
+        return self.call(self.submod, values)
 
     def _call(self, leaves: Sequence[torch.Tensor], form: ResultForm) -> Any:
         """Runs the stage on leaves of its graph. Modules may change their inputs in place, which

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from unisono.planner import StageTask, TaskSpan
 
@@ -35,6 +36,16 @@ class StageClock:
         if not self._passes:
             return 0.0, 0.0
         return self._passes[0][-2], self._passes[-1][-1]
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Keeps the passes of the last step, and tells nobody of those inside."""
+        passes, tell = self._passes, self.tell
+        self.tell = None
+        try:
+            yield
+        finally:
+            self._passes, self.tell = passes, tell
 
     def restart(self) -> None:
         """Discards the recorded passes, before the next step."""

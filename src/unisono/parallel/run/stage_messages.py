@@ -2,8 +2,9 @@
 
 In each step, the first result of a stage follows a header, which states the form of all its results
 in this step. So the next stage learns the form from a pass with real values, and needs no pass of
-its own to find it. The form itself is sent only if the header's digest is new. A header of 0 states
-that the stage has failed and sends no results in this step.
+its own to find it. The form itself is sent only if the header's digest is new. A digest of 0 states
+that the stage has failed and sends no results in this step. The header also has the number of
+microbatches, because a stage with another number would wait for messages that nobody sends.
 
 Each message has a tag of its own, so the order of sends and receives does not matter.
 """
@@ -26,6 +27,10 @@ _HEADER_NUMBERS = 2
 HEADER_BYTES = 8 * _HEADER_NUMBERS
 """Bytes of the header that each step sends from a stage to the next."""
 
+_FORM_SIZES = 2**32
+"""The second number of a header is the size of the form, plus this times the microbatches."""
+_STAGES = 2**12
+"""More stages than any pipeline has."""
 _KEPT_FORMS = 256
 _KEPT_BUFFERS = 4  # batch shapes whose receive memory is kept
 _ALONE = 2  # uses of memory that only its own tensor uses
@@ -49,7 +54,7 @@ class Boundary:
         return self._operation(dist.irecv, tensor, kind, microbatch)
 
     def _operation(self, call: Any, tensor: torch.Tensor, kind: int, microbatch: int) -> dist.P2POp:
-        tag = (self.stage * self.microbatches + microbatch) * (_GRADIENT + 1) + kind
+        tag = (microbatch * _STAGES + self.stage) * (_GRADIENT + 1) + kind
         return dist.P2POp(call, tensor, group=self.group, group_peer=self.peer, tag=tag)
 
 
@@ -142,10 +147,11 @@ class ResultSender:
 
     def _headers(self) -> list[dist.P2POp]:
         form, send = self._form, self._boundary.send
+        count = self._boundary.microbatches * _FORM_SIZES
         if form is None:
-            return [send(torch.zeros(_HEADER_NUMBERS, dtype=torch.int64), _HEADER)]
+            return [send(torch.tensor([0, count]), _HEADER)]
         is_new = self._known.find(form.digest) is None
-        header = torch.tensor([form.digest, len(form.text) if is_new else 0])
+        header = torch.tensor([form.digest, count + (len(form.text) if is_new else 0)])
         if not is_new:
             return [send(header, _HEADER)]
         self._known.add(form.digest, form)
@@ -215,7 +221,14 @@ class ResultReceiver:
             return
         self._pending.wait()
         self._is_known = True
-        digest, size = self._header.tolist()
+        digest, sizes = self._header.tolist()
+        count, size = divmod(sizes, _FORM_SIZES)
+        if count != self._boundary.microbatches:
+            raise ValueError(
+                f"stage {self._boundary.stage} of the pipeline divides the batch into {count} "
+                f"microbatches, and the next stage into {self._boundary.microbatches}; pass the "
+                "same number on every rank"
+            )
         if size:
             text = torch.empty(size, dtype=torch.uint8)
             _begin(self._boundary.receive(text, _FORM)).wait()

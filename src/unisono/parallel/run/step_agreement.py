@@ -24,9 +24,11 @@ class StepAgreement:
 
     def __init__(self) -> None:
         self._ranks = dist.get_world_size()
-        self._begun = 0
+        self.begun = 0
+        """Number of steps that this rank has begun."""
         self._fingerprint = 0
         self._shapes: tuple[tuple[int, ...], ...] = ()
+        self._microbatches = 0
         self.error: Exception | None = None
         """An error of this rank, after which it still took part in the collectives of the step."""
         self._agreed: Exception | None = None
@@ -37,25 +39,27 @@ class StepAgreement:
         agreed, self._agreed = self._agreed, None
         return agreed is error
 
-    def begin(self, batch: Sequence[torch.Tensor]) -> None:
-        """Begins a step with the whole batch, inputs and targets, that the program gave to this
-        rank.
+    def is_agreed(self, error: BaseException) -> bool:
+        """Returns True if `require` has raised this error, so that all ranks have one."""
+        return self._agreed is error
 
-        Raises `ValueError` for other values than tensors with samples.
-        """
-        self._begun += 1
-        self.error, self._shapes = None, ()
-        for name, each in zip(("inputs", "targets"), batch, strict=True):
-            if not isinstance(each, torch.Tensor) or each.dim() == 0:
-                found = "a number" if isinstance(each, torch.Tensor) else type(each).__name__
-                raise ValueError(f"{name}: expected a tensor (samples, ...), got {found}")
-        self._fingerprint = batch_fingerprint(batch, turn=self._begun)
+    def begin(self) -> None:
+        """Begins a step."""
+        self.begun += 1
+        self.error, self._shapes, self._fingerprint, self._microbatches = None, (), 0, 0
+
+    def note(self, batch: Sequence[torch.Tensor], *, microbatches: int, text: str = "") -> None:
+        """Notes what all ranks must have in common: the tensors of the whole batch that the program
+        gave to this rank, the number of microbatches, and any text."""
+        self._microbatches = microbatches
+        common = f"{text}{microbatches}"
+        self._fingerprint = batch_fingerprint(batch, turn=self.begun, text=common)
         self._shapes = tuple(tuple(each.shape) for each in batch)
 
     def counts(self) -> list[float]:
         """Returns the values of this rank, which are to be added over all ranks."""
         found = [float(self.error is not None)]
-        for each in (self._begun % _LIMIT, self._fingerprint % _LIMIT, self._fingerprint // _LIMIT):
+        for each in (self.begun % _LIMIT, self._fingerprint % _LIMIT, self._fingerprint // _LIMIT):
             found += [each, each**2]
         return found
 
@@ -84,7 +88,8 @@ class StepAgreement:
         found: list[Any] = [None] * self._ranks
         error, self.error = self.error, None  # its traceback holds the memory of the step
         mine = None if error is None else (line_of(error), type(error) is ValueError)
-        dist.all_gather_object(found, (mine, self._begun, self._fingerprint, self._shapes))
+        own = (mine, self.begun, self._microbatches, self._fingerprint, self._shapes)
+        dist.all_gather_object(found, own)
         reason = _disagreement(found)
         if reason is None and error is not None:
             self._agreed = error
@@ -93,9 +98,9 @@ class StepAgreement:
         raise self._agreed from error
 
 
-_Known = tuple[tuple[str, bool] | None, int, int, tuple[tuple[int, ...], ...]]
-"""What a rank knows: the text of its error and whether it is a refusal, the number of its step, and
-the fingerprint and shapes of its batch."""
+_Known = tuple[tuple[str, bool] | None, int, int, int, tuple[tuple[int, ...], ...]]
+"""What a rank knows: the text of its error and whether it is a refusal, the numbers of its step and
+of its microbatches, and the fingerprint and shapes of its batch."""
 
 
 def line_of(error: BaseException) -> str:
@@ -114,7 +119,7 @@ def _first_error(found: Sequence[_Known]) -> Exception:
 
 def _disagreement(found: Sequence[_Known]) -> str | None:
     """Returns how the ranks differ; None if they are in one step with one batch."""
-    _, begun, *batch = found[0]
+    _, begun, microbatches, *batch = found[0]
     for rank, (_, other, *_) in enumerate(found):
         if other != begun:
             return (
@@ -122,8 +127,13 @@ def _disagreement(found: Sequence[_Known]) -> str | None:
                 "so they would train on different batches; an exception that only one rank caught "
                 "ended its step: start all ranks again from a checkpoint"
             )
-    for rank, (_, _, *other_batch) in enumerate(found):
+    for rank, (_, _, count, *other_batch) in enumerate(found):
         (_, shapes), (_, theirs) = batch, other_batch
+        if microbatches != count and microbatches and count:
+            return (
+                f"rank 0 divides the batch into {microbatches} microbatches and rank {rank} into "
+                f"{count}; pass the same number on every rank"
+            )
         if shapes and theirs and other_batch != batch:
             sizes = f", with shapes {shapes} and {theirs}" if shapes != theirs else ""
             return (

@@ -13,6 +13,8 @@ from unisono.parallel.run.gathered_module import GatheredModule
 from unisono.parallel.run.gradient_hooks import GradientHooks
 from unisono.parallel.run.graph_checks import graph_fault
 from unisono.parallel.run.kept_parameters import KeptParameters
+from unisono.parallel.run.lookup_checks import check_lookups
+from unisono.parallel.run.mean_checks import check_means
 from unisono.parallel.run.parameter_sets import Group, HeldParameter, ParameterSet
 from unisono.parallel.run.step_faults import StepFaults
 
@@ -43,8 +45,22 @@ class StepChecks:
         self._gathered = gathered
         self._parts, self._zero, self._experts = parts, zero, experts
         self._has_loss = False
-        for _, stage in stages:
+        self._stages = [stage for _, stage in stages]
+        for stage in self._stages:
             self._check_once(stage)
+
+    def divide(self, parts: int) -> None:
+        """Checks the stages for batches of another number of parts, in the next step.
+
+        Raises `ValueError` for modules whose results depend on the parts.
+        """
+        if parts > 1 and self._parts == 1:
+            for stage in self._stages:
+                check_means(stage, parts=parts)
+                check_lookups(stage, parts=parts, zero=self._zero)
+                self._check_once(stage)
+            self._has_loss = False
+        self._parts = parts
 
     def begin(self, optimizer: torch.optim.Optimizer, sets: Sequence[ParameterSet]) -> None:
         """Begins a step: checks what the program has changed, and adopts its values."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
@@ -10,6 +9,7 @@ import torch
 from torch import nn
 
 from unisono.parallel.run.batch_parts import BatchPart
+from unisono.parallel.run.batch_passes import BatchPasses
 from unisono.parallel.run.fully_sharded_set import frozen_traffic
 from unisono.parallel.run.gathered_module import GatheredModule
 from unisono.parallel.run.measured_schedule import MessageBytes, measured_schedule
@@ -23,7 +23,6 @@ from unisono.parallel.run.run_report import (
     predicted_memory,
 )
 from unisono.parallel.run.schedule_tasks import run_equal_passes, run_like
-from unisono.parallel.run.stage_clock import StageClock
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import PipelineSchedule, TaskGroup, TaskRun
 
@@ -41,14 +40,17 @@ class StepFigures:
         optimizer: torch.optim.Optimizer,
         groups: Sequence[Sequence[str]],
         gathered: Sequence[GatheredModule],
-        clock: StageClock,
-        pipeline: PipelineRunner | None,
+        passes: BatchPasses,
     ) -> None:
         """`groups`: the parameters of each group of the optimizer. `gathered`: the modules that
         gather parameters."""
         self._stages, self._sets, self._frozen, self._mesh = stages, sets, frozen, mesh
         self._optimizer, self._groups = optimizer, groups
-        self._gathered, self._clock, self._pipeline = gathered, clock, pipeline
+        self._gathered, self._clock, self._passes = gathered, passes.clock, passes
+
+    @property
+    def _pipeline(self) -> PipelineRunner | None:
+        return self._passes.pipeline
 
     def report(
         self, part: BatchPart, *, steps: int, step_s: list[float], sent: Mapping[str, int]
@@ -97,11 +99,11 @@ class StepFigures:
         held = [*self._frozen, *(each for found in self._sets for each in found.held)]
         return StepSize(
             microbatches=tuple(
-                MicrobatchSize(tokens=len(x) * math.prod(y.shape[1:]), samples=len(x))
-                for x, y in zip(part.inputs, part.targets, strict=True)
+                MicrobatchSize(tokens=each.passed * each.positions, samples=each.passed)
+                for each in part.microbatches
             ),
             item_bytes=(held[0].values if held else torch.empty(0)).element_size(),
-            parts=part.microbatches(),
+            parts=part.parts(),
             regathers=self._pipeline.regathers() if self._pipeline else {},
             result_bytes=self._result_bytes(),
         )

@@ -45,8 +45,7 @@ def pipeline_schedule(
     >>> schedule.to_document()["ranks"]
     [['0F0', '0F1', '0B0', '0B1'], ['1F0', '1B0', '1F1', '1B1']]
     """
-    if microbatches < 1:
-        raise ValueError(f"microbatches: expected at least 1, got {microbatches}")
+    check_microbatches(layout, microbatches)
     chunks = len(stages_of_rank(layout, 0))
     return PipelineSchedule.of(
         layout.schedule,
@@ -89,8 +88,15 @@ class _StagePlace:
         return stage_count(self.layout)
 
 
+def check_count(microbatches: int) -> None:
+    """Raises `ValueError` for a number of microbatches below 1."""
+    if microbatches < 1:
+        raise ValueError(f"microbatches: expected at least 1, got {microbatches}")
+
+
 def check_microbatches(layout: Layout, microbatches: int) -> None:
     """Raises `ValueError` if the layout's schedule cannot run this number of microbatches."""
+    check_count(microbatches)
     pp = layout.pp
     if pp == 1:
         return

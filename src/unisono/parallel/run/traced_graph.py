@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch.utils.flop_counter import FlopCounterMode
+
+from unisono.parallel.run.unused_output import tensors_in
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,21 +26,20 @@ class TracedGraph:
     """The result of each node, as tensors without data."""
 
 
-def trace(model: nn.Module, example: torch.Tensor) -> TracedGraph:
-    """Traces the forward pass of a model for inputs like `example`.
+def trace(model: nn.Module, *example: torch.Tensor) -> TracedGraph:
+    """Traces the forward pass of a model for inputs like `example`. The model returns a tensor, or
+    a tuple of tensors.
 
     No value is computed and no weight is copied. Raises `ValueError`, in one line, for a model that
     has no such graph: its forward pass branches on values of tensors, uses a subclass of
-    `torch.autograd.Function` (the graph would lose its backward pass), or returns no single tensor.
+    `torch.autograd.Function` (the graph would lose its backward pass).
     """
     name = type(model).__name__
     try:
         with _quiet():
-            exported = torch.export.export(model, (example,), strict=False)
+            exported = torch.export.export(model, example, strict=False)
     except Exception as error:  # torch.export raises errors of many types
         raise ValueError(_reason(name, error)) from error
-    if not exported.call_spec.out_spec.is_leaf():
-        raise ValueError(f"pp needs a model that returns one tensor; {name} returns several values")
     module = exported.module(check_guards=False)
     assert isinstance(module, fx.GraphModule)
     first = next(node for node in module.graph.nodes if node.op == "placeholder")
@@ -71,7 +72,7 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(before)
 
 
-def _refuse_functions(model: nn.Module, example: torch.Tensor, mode: Any) -> None:
+def _refuse_functions(model: nn.Module, example: Sequence[torch.Tensor], mode: Any) -> None:
     """Raises `ValueError` if the model uses an autograd function that is written in Python."""
     # Each place once: for a module with two names, functional_call would not restore the tensors.
     tensors = {
@@ -80,10 +81,11 @@ def _refuse_functions(model: nn.Module, example: torch.Tensor, mode: Any) -> Non
         for key, value in (*module._parameters.items(), *module._buffers.items())
         if value is not None
     }
-    inputs = (mode.from_tensor(example, static_shapes=True),)
+    inputs = tuple(mode.from_tensor(each, static_shapes=True) for each in example)
     with mode:
         output = torch.func.functional_call(model, tensors, inputs, tie_weights=False)
-    waiting, seen = [output.grad_fn], set[Any]()
+    waiting: list[Any] = [each.grad_fn for each in tensors_in(output)]
+    seen = set[Any]()
     while waiting:
         node = waiting.pop()
         if node is None or node in seen:
@@ -97,10 +99,10 @@ def _refuse_functions(model: nn.Module, example: torch.Tensor, mode: Any) -> Non
         waiting += [each for each, _ in node.next_functions]
 
 
-def _measure(module: fx.GraphModule, example: torch.Tensor, mode: Any) -> TracedGraph:
+def _measure(module: fx.GraphModule, example: Sequence[torch.Tensor], mode: Any) -> TracedGraph:
     with mode, FlopCounterMode(display=False) as counter:
         interpreter = _Measurement(module, mode, counter)
-        interpreter.run(mode.from_tensor(example, static_shapes=True))
+        interpreter.run(*(mode.from_tensor(each, static_shapes=True) for each in example))
     return TracedGraph(module=module, flops=interpreter.flops, values=interpreter.values)
 
 

@@ -9,55 +9,87 @@ refuse.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import fx, nn
 
+from unisono.parallel.run.batch_tree import BatchTree
 from unisono.parallel.run.graph_cuts import choose_cuts
+from unisono.parallel.run.graph_dropout import leave_out_dropout
 from unisono.parallel.run.graph_operations import GraphOperations, memory_of, written_by
 from unisono.parallel.run.rank_agreement import of_rank_0
+from unisono.parallel.run.traced_call import TracedCall, TracedOutput
 from unisono.parallel.run.traced_graph import trace
 
 
 class TracedStage(fx.GraphModule):
     """A part of a model's graph, with its parameters under their names in the model."""
 
-    input_shape: tuple[int, ...]
-    """Shape of the inputs of the whole model for which the graph was traced."""
-    input_type: torch.dtype
-    """Type of these inputs."""
+    example: BatchTree
+    """A microbatch of the whole model, for which the graph was traced."""
+    output: TracedOutput
+    """How the results of the last stage become the output of the model."""
 
-    def check(self, inputs: torch.Tensor) -> None:
-        """Raises `ValueError` if the inputs of a microbatch have another shape or type than the
-        example."""
-        if tuple(inputs.shape) != self.input_shape:
+    def check(self, inputs: Any) -> None:
+        """Raises `ValueError` if the inputs of a microbatch have other names, shapes, types or
+        plain values than the example."""
+        found = BatchTree.of(inputs)
+        if found.text != self.example.text:
             raise ValueError(
-                f"the model was traced for microbatches of shape {self.input_shape}, got "
-                f"{tuple(inputs.shape)}; pass batches of the shape of `example`"
+                f"the model was traced for batches with {self.example.text}, got {found.text}; pass"
+                " batches with the names and values of `example`"
             )
-        if inputs.dtype != self.input_type:
-            raise ValueError(
-                f"the model was traced for inputs of {self.input_type}, got {inputs.dtype}; pass "
-                "batches of the type of `example`"
-            )
+        for name, each, expected in zip(
+            found.names, found.tensors, self.example.tensors, strict=True
+        ):
+            of = f" of {name}" if name else ""
+            if each.shape != expected.shape:
+                raise ValueError(
+                    f"the model was traced for microbatches{of} of shape {tuple(expected.shape)}, "
+                    f"got {tuple(each.shape)}; pass batches of the shape of `example`"
+                )
+            if each.dtype != expected.dtype:
+                raise ValueError(
+                    f"the model was traced for inputs{of} of {expected.dtype}, got {each.dtype}; "
+                    "pass batches of the type of `example`"
+                )
+
+    def model_output(self, results: Any) -> Any:
+        """Returns the output of the model from the results of the last stage."""
+        return self.output.of(results)
+
+    def in_eval_mode(self) -> TracedStage:
+        """Returns this stage without dropout, as it is in eval mode.
+
+        Raises `ValueError` for operations that draw random numbers in both modes.
+        """
+        graph = fx.Graph()
+        graph.output(graph.graph_copy(self.graph, {}))
+        for node in graph.nodes:
+            leave_out_dropout(node)
+        found = TracedStage(self, graph)
+        found.example, found.output = self.example, self.output
+        return found
 
 
-def traced_stages(model: nn.Module, example: torch.Tensor, stages: int) -> list[TracedStage]:
+def traced_stages(call: TracedCall, stages: int) -> list[TracedStage]:
     """Cuts a model into stages with similar numbers of FLOPs. No weight is copied.
     Collective.
 
-    `example`: the inputs of a microbatch. The stages take inputs of this shape only. Parameters
-    that the forward pass does not use belong to the first stage. Raises `ValueError` for a model
-    that cannot be traced or cut.
+    The stages take microbatches like the example of `call` only. Parameters that the forward pass
+    does not use belong to the first stage. Raises `ValueError` for a model that cannot be traced or
+    cut.
     """
-    traced = trace(model, example)
+    model = call.module()
+    traced = trace(model, *call.example.tensors)
     operations = GraphOperations.of(traced)
     costs, crossing = operations.costs(), operations.crossing_bytes()
     firsts = of_rank_0(lambda: choose_cuts(costs, crossing, stages))
     found = []
     for first, end in zip(firsts, [*firsts[1:], len(operations.nodes)], strict=True):
         found.append(_stage(operations, first, end))
-        found[-1].input_shape, found[-1].input_type = tuple(example.shape), example.dtype
+        found[-1].example, found[-1].output = call.example, call.output()
     for stage in found:
         _forget_constants(model, stage)
     _keep_unused(model, found)
@@ -117,7 +149,9 @@ def _place(root: nn.Module, name: str) -> tuple[nn.Module, str]:
 def _stage(operations: GraphOperations, first: int, end: int) -> TracedStage:
     """Returns the operations from `first` up to `end` as a module."""
     graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
-    traced, before, after = operations.traced, operations.live(first), operations.live(end)
+    traced, is_last = operations.traced, end == len(operations.nodes)
+    before = operations.live(first) if first else operations.inputs()
+    after = operations.results() if is_last else operations.live(end)
     own = operations.nodes[first:end]
     for node in before:
         copies[node] = graph.placeholder(node.name)
@@ -135,8 +169,8 @@ def _stage(operations: GraphOperations, first: int, end: int) -> TracedStage:
 
     for node in own:
         copies[node] = graph.node_copy(node, copy_of)
-    results = [copies[node] for node in after]
-    if end < len(operations.nodes):
+    results = [copy_of(node) for node in after]
+    if not is_last:
         # torch detaches the results of a stage in place, which views and inputs do not allow.
         clone = torch.ops.aten.clone.default
         results = [graph.call_function(clone, (each,)) for each in results]

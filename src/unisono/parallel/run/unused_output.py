@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
+from torch import nn
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
 def unused(output: Any) -> torch.Tensor:
@@ -28,18 +31,31 @@ def unused(output: Any) -> torch.Tensor:
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Yields the tensors in nested tuples, lists, mappings and dataclasses."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for each in value.values():
-            yield from tensors_in(each)
-    elif isinstance(value, (tuple, list)):
-        for each in value:
-            yield from tensors_in(each)
-    elif is_dataclass(value) and not isinstance(value, type):
-        for field in fields(value):
-            yield from tensors_in(getattr(value, field.name))
+    """Yields the tensors in nested tuples, lists, mappings, dataclasses, and attributes of other
+    objects, each once."""
+    seen: set[int] = set()
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, _PLAIN) or id(each) in seen:
+            continue
+        seen.add(id(each))
+        if isinstance(each, torch.Tensor):
+            yield each
+        else:
+            waiting += reversed(list(_values_in(each)))
+
+
+def _values_in(value: Any) -> Iterable[Any]:
+    if isinstance(value, Mapping):
+        return value.values()
+    if isinstance(value, (tuple, list)):
+        return value
+    if is_dataclass(value) and not isinstance(value, type):
+        return [getattr(value, field.name, None) for field in fields(value)]
+    if isinstance(value, (type, nn.Module)) or callable(value):
+        return ()
+    return getattr(value, "__dict__", {}).values()
 
 
 class _Zero(torch.autograd.Function):

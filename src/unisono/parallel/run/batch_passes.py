@@ -1,0 +1,139 @@
+"""The forward and backward passes of a batch on this rank, in a pipeline or without one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from unisono.parallel.run.batch_loss import BatchLoss
+from unisono.parallel.run.batch_parts import BatchPart, Microbatch
+from unisono.parallel.run.model_call import ModelCall
+from unisono.parallel.run.pass_context import PassContext
+from unisono.parallel.run.pipeline_runner import PipelineRunner
+from unisono.parallel.run.run_stage import StagePasses
+from unisono.parallel.run.stage_clock import StageClock
+from unisono.parallel.run.step_checks import StepChecks
+from unisono.parallel.run.step_failure import StepFailure
+from unisono.parallel.run.torch_schedules import check_microbatches
+from unisono.parallel.training_mesh import TrainingMesh
+
+
+class BatchPasses:
+    """Runs the microbatches of a step through the stages of this rank."""
+
+    def __init__(
+        self,
+        stages: Sequence[tuple[int, nn.Module]],
+        mesh: TrainingMesh,
+        *,
+        call: ModelCall,
+        loss: BatchLoss,
+        context: PassContext,
+        checks: StepChecks,
+        failure: StepFailure,
+        microbatches: int,
+    ) -> None:
+        """`call`: how the model is called.
+
+        Raises `ValueError` if the schedule of a pipeline needs another number of microbatches.
+        """
+        self._stages, self._mesh, self._call = stages, mesh, call
+        self._loss, self._context, self._checks = loss, context, checks
+        self._failure = failure
+        self.clock = StageClock()
+        self._runners: dict[int, PipelineRunner] = {}
+        self.microbatches = microbatches
+        """Number of microbatches of the last batch."""
+        self.divide(microbatches)
+
+    @property
+    def pipeline(self) -> PipelineRunner | None:
+        """The pipeline of the current number of microbatches; None without a pipeline."""
+        return self._runners.get(self.microbatches)
+
+    def divide(self, microbatches: int) -> None:
+        """Sets the number of microbatches of the next batches.
+
+        Raises `ValueError` if the schedule of the pipeline needs another number.
+        """
+        check_microbatches(self._mesh.layout, microbatches)
+        if self._mesh.layout.pp > 1 and microbatches not in self._runners:
+            self._runners[microbatches] = PipelineRunner(
+                self._stages,
+                self._mesh,
+                microbatches=microbatches,
+                call=self._call,
+                loss=self._part_loss,
+                passes=StagePasses(
+                    clock=self.clock,
+                    failure=self._failure,
+                    enter=self._context.forward,
+                    reenter=self._context.backward,
+                ),
+            )
+        self.microbatches = microbatches
+
+    def begin(self, part: BatchPart, step: int) -> None:
+        """Prepares the modules for a batch; `step`: the number of steps before."""
+        if self.pipeline is not None:
+            self.pipeline.check(part)
+        self._context.begin(step, part)
+        self._mesh.sequence = part.sequence
+
+    def train(self, part: BatchPart | None) -> list[torch.Tensor]:
+        """Accumulates the gradients of a batch; returns its losses, of the ranks that have some.
+
+        `part`: None if this rank has failed before its passes.
+        """
+        with self._checks.passes(), torch.enable_grad():  # a failed rank keeps to the messages
+            if self.pipeline is not None:  # it sends its messages in any case
+                return self.pipeline.run(part)
+            try:
+                return [] if part is None else self._each(part, self._train_one)
+            except Exception as error:
+                self._failure.note(error)
+        return []
+
+    def evaluate(self, part: BatchPart | None) -> list[torch.Tensor]:
+        """Returns the losses of a batch, of the ranks that have some, without gradients."""
+        with torch.no_grad():
+            if self.pipeline is not None:
+                return self.pipeline.evaluate(part)
+            try:
+                return [] if part is None else self._each(part, self._evaluate_one)
+            except Exception as error:
+                self._failure.note(error)
+        return []
+
+    def _each(self, part: BatchPart, one: Any) -> list[torch.Tensor]:
+        """Runs all microbatches without a pipeline; returns their losses."""
+        self.clock.restart()
+        call = self._call.with_inputs if part.is_pair else self._call
+        return [one(number, each, call) for number, each in enumerate(part.microbatches)]
+
+    def _train_one(self, number: int, each: Microbatch, call: Any) -> torch.Tensor:
+        begin_s = time.monotonic()
+        loss = self._evaluate_one(number, each, call)
+        self.clock.record("F", number, 0, begin_s)
+        begin_s = time.monotonic()
+        with self._context.backward(number):
+            loss.backward()  # type: ignore[no-untyped-call]
+        self.clock.record("B", number, 0, begin_s)
+        return loss
+
+    def _evaluate_one(self, number: int, each: Microbatch, call: Any) -> torch.Tensor:
+        ((_, model),) = self._stages
+        with self._context.forward(number):
+            output = call(model, each.inputs)
+        return self._part_loss(output, each)
+
+    def _part_loss(self, output: Any, part: Microbatch) -> torch.Tensor:
+        """Returns what this output adds to the loss of the whole batch."""
+        with self._context.autocast.forward():
+            loss = self._loss.part(output, part)
+        self._checks.check_loss(loss, output, part.targets)
+        return loss

@@ -1,0 +1,114 @@
+"""The end of a step: the sums of losses, weights and norms over all ranks, and their agreement."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from unisono.parallel.divisible import Balanced
+from unisono.parallel.run.batch_loss import BatchLoss
+from unisono.parallel.run.parameter_sets import ParameterSet
+from unisono.parallel.run.parameter_uses import ParameterUses
+from unisono.parallel.run.small_sum import small_sum
+from unisono.parallel.run.step_agreement import StepAgreement
+from unisono.parallel.run.step_checks import StepChecks
+from unisono.parallel.training_mesh import TrainingMesh
+
+_NORM_EPSILON = 1e-6  # added to the norm, as by torch.nn.utils.clip_grad_norm_
+
+
+class StepEnd:
+    """Makes the gradients those of the whole batch, and its loss known on all ranks."""
+
+    def __init__(
+        self,
+        sets: Sequence[ParameterSet],
+        mesh: TrainingMesh,
+        *,
+        uses: ParameterUses,
+        loss: BatchLoss,
+        agreement: StepAgreement,
+        checks: StepChecks,
+        balanced: Sequence[Balanced],
+    ) -> None:
+        """`balanced`: the modules of this rank with balance losses."""
+        self._sets, self._mesh, self._uses, self._loss = sets, mesh, uses, loss
+        self._agreement, self._checks, self._balanced = agreement, checks, balanced
+
+    def call_hooks(self, *, is_failed: bool) -> bool:
+        """Calls the hooks of parameters; returns True if it has scaled the gradients. Collective.
+
+        `is_failed`: this rank has an error.
+        """
+        return self._checks.hooks.call(
+            is_failed=is_failed,
+            weight=self._own_weight(),
+            scale=lambda weight: self._multiply(self._loss.factor(weight)),
+        )
+
+    def trained(
+        self,
+        losses: Sequence[torch.Tensor],
+        error: Exception | None,
+        optimizer: torch.optim.Optimizer,
+        *,
+        clip: float | None,
+        is_scaled: bool,
+    ) -> tuple[torch.Tensor, float]:
+        """Sums the loss and the squared norm over all ranks, clips gradients, returns the loss and
+        the norm. Collective.
+
+        The same exchange finds ranks that disagree, and the parameters that no rank used; their
+        gradients become None. `error`: that of this rank. `is_scaled`: the gradients are those of
+        the batch's loss.
+        """
+        squares = sum(each.squares() for each in self._sets)
+        self._agreement.error = error
+        own = [self._own_loss(losses), squares, self._own_weight()]
+        agreed = self._agreement.counts()
+        numbers = [*own, *agreed, *self._uses.counts()]
+        total, squares, weight, *counts = small_sum(numbers, self._mesh.all_ranks)
+        self._agreement.require(counts[: len(agreed)])
+        self._uses.skip_unused(counts[len(agreed) :], optimizer)
+        self._checks.kept.note(optimizer)
+        factor = self._loss.factor(weight)
+        rest = 1.0 if is_scaled else factor
+        norm = math.sqrt(squares) * abs(rest)
+        clipping = 1.0 if clip is None else clip / (norm + _NORM_EPSILON)
+        self._multiply(min(clipping, 1) * rest)
+        return self._mean(total, factor), norm
+
+    def evaluated(self, losses: Sequence[torch.Tensor], error: Exception | None) -> torch.Tensor:
+        """Returns the loss over all ranks. Collective. `error`: that of this rank."""
+        self._agreement.error = error
+        own = [self._own_loss(losses), self._own_weight(), *self._agreement.counts()]
+        total, weight, *agreed = small_sum(own, self._mesh.all_ranks)
+        self._agreement.require(agreed)
+        return self._mean(total, self._loss.factor(weight))
+
+    def _mean(self, total: float, factor: float) -> torch.Tensor:
+        return torch.tensor(self._loss.mean(total, factor), dtype=torch.float64)
+
+    def _multiply(self, factor: float) -> None:
+        if factor != 1:
+            for each in self._sets:
+                each.scale(factor)
+
+    def _adds_losses(self) -> bool:
+        """Returns True if this rank adds its losses to the sum over all ranks. Ranks that split the
+        logits of the same samples compute equal losses, so only the first of these ranks adds them.
+        """
+        return self._mesh.coordinates[self._mesh.logit_axis] == 0
+
+    def _own_weight(self) -> float:
+        """Returns what this rank adds to the weight of the batch's loss."""
+        return self._loss.weight * self._adds_losses()
+
+    def _own_loss(self, losses: Sequence[torch.Tensor]) -> float:
+        """Returns what this rank adds to the sum of the loss over all ranks."""
+        total = 0.0
+        if self._adds_losses():
+            total += sum(float(loss.detach()) for loss in losses)
+        return total + sum(float(each.auxiliary_loss) for each in self._balanced)
