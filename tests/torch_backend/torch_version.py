@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
+
+from unisono.errors import UnsupportedError
+from unisono.parallel import Layout
+
+REFUSED = {"pp": "2.13", "schedule": "2.13", "zero": "2.13"}
+"""Fields of a layout whose values unisono refuses on torch before a version (docs/torch.md)."""
 
 SKIPPED = "skipped: "
 """Begins the text of a rank that has skipped a check of its world."""
@@ -13,3 +21,26 @@ def needs_torch(version: str, reason: str) -> None:
     """Skips the test, or the check of a world, if torch is older than `version`."""
     if torch.__version__ < version:
         pytest.skip(f"torch {torch.__version__} is older than {version}: {reason}")
+
+
+def needs_layout(text: str) -> None:
+    """Skips a test, or a check of a world, of a layout that unisono refuses on this torch."""
+    layout = Layout.parse(text)
+    for field, version in REFUSED.items():
+        if field != "schedule" and getattr(layout, field) > 1:
+            needs_torch(version, f"unisono refuses {field} > 1")
+
+
+def refusal(error: BaseException) -> str:
+    """Returns the reason for which an error skips the test; "" if the error is a failure.
+
+    Only the features of `REFUSED` may be refused, and only on a torch that is older than the
+    version listed there.
+    """
+    told = re.match(r"(\w+) = (\w+) needs torch ([\d.]+) or newer, found torch [^;]+", str(error))
+    if not isinstance(error, UnsupportedError) or told is None:
+        return ""
+    field, value, version = told.groups()
+    is_listed = REFUSED.get(field) == version and torch.__version__ < version
+    is_used = field == "schedule" or int(value) > 1
+    return f"{field} = {value} needs torch {version} or newer" if is_listed and is_used else ""

@@ -12,6 +12,8 @@ import torch
 from torch import fx, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from unisono.torch_backend import own_buffers, own_parameters
+
 
 @dataclass(frozen=True, kw_only=True)
 class TracedGraph:
@@ -77,7 +79,7 @@ def _refuse_functions(model: nn.Module, example: torch.Tensor, mode: Any) -> Non
     tensors = {
         f"{prefix}.{key}" if prefix else key: mode.from_tensor(value, static_shapes=True)
         for prefix, module in model.named_modules()
-        for key, value in (*module._parameters.items(), *module._buffers.items())
+        for key, value in (*own_parameters(module).items(), *own_buffers(module).items())
         if value is not None
     }
     inputs = (mode.from_tensor(example, static_shapes=True),)
