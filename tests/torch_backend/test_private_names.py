@@ -14,10 +14,10 @@ from torch import distributed as dist  # noqa: E402
 
 import unisono  # noqa: E402
 from unisono.torch_backend import (  # noqa: E402
+    drop_probability,
     gradient_hooks,
     has_hooks,
     hooks_before,
-    is_dropout,
     missing_methods,
     own_buffers,
     own_children,
@@ -217,7 +217,8 @@ def test_tables_of_modules():
     assert own_parameters(whole[0]) == {"weight": whole[0].weight, "bias": whole[0].bias}
     assert list(own_buffers(whole[1])) == ["running_mean", "running_var", "num_batches_tracked"]
     assert own_buffers(whole[1])["running_mean"] is whole[1].running_mean
-    assert is_dropout(torch.nn.Dropout2d()) and not is_dropout(whole)
+    assert drop_probability(torch.nn.Dropout2d(0.25)) == 0.25
+    assert drop_probability(whole) == 0
 
 
 @pytest.mark.parametrize("kind", ["forward_pre", "forward", "full_backward_pre", "full_backward"])

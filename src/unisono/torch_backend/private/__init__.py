@@ -35,10 +35,10 @@ from unisono.torch_backend.private.group_tables import (
     rename_backend,
 )
 from unisono.torch_backend.private.modules import (
+    drop_probability,
     forget_meshes,
     has_hooks,
     hooks_before,
-    is_dropout,
     is_spectral_norm,
     own_buffers,
     own_children,
@@ -94,6 +94,7 @@ __all__ = [
     "coalesces",
     "current_stack",
     "device_types",
+    "drop_probability",
     "flatten",
     "forget_meshes",
     "gloo_class",
@@ -106,7 +107,6 @@ __all__ = [
     "hide_from_dynamo",
     "hooks_before",
     "is_called_by",
-    "is_dropout",
     "is_in_backward",
     "is_profiling",
     "is_spectral_norm",

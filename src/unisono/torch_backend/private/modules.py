@@ -50,9 +50,9 @@ def own_children(module: Any) -> dict[str, Any]:
     return found
 
 
-def is_dropout(module: Any) -> bool:
-    """Returns True for torch's modules that draw a mask with probability `p`."""
-    return isinstance(module, _dropout._DropoutNd)
+def drop_probability(module: Any) -> float:
+    """Returns the probability of torch's dropout modules; 0 for other modules."""
+    return module.p if isinstance(module, _dropout._DropoutNd) else 0.0
 
 
 def is_spectral_norm(module: Any) -> bool:
