@@ -86,8 +86,8 @@ def _build() -> Path:
     wheels = _FOLDER / "wheel"
     shutil.rmtree(wheels, ignore_errors=True)
     build = ["wheel", "--quiet", "--no-build-isolation", "--no-deps", "--wheel-dir", str(wheels)]
-    core = ["-C", f"build-dir={_FOLDER / 'core'}"]
-    subprocess.run([sys.executable, "-m", "pip", *build, *core, str(_ROOT)], check=True)
+    core = ["-C", "build-dir=build/dev"]  # of the Makefile, where the core is compiled already
+    subprocess.run([sys.executable, "-m", "pip", *build, *core, "."], cwd=_ROOT, check=True)
     [wheel] = wheels.glob("*.whl")
     return wheel
 
@@ -116,7 +116,7 @@ def _tested(requirement: str, wheel: Path) -> Result:
     begin_s = time.monotonic()
     tests = [
         str(python), "-m", "pytest", "-q", "-m", "torch and not slow", "-n", "2",
-        "--dist", "worksteal", f"--junitxml={report}", str(_ROOT / "tests"),
+        "--dist", "worksteal", "--timeout", "600", f"--junitxml={report}", str(_ROOT / "tests"),
     ]  # fmt: skip
     status = subprocess.run(tests, env=environment, check=False, cwd=_ROOT).returncode
     minutes = (time.monotonic() - begin_s) / 60
