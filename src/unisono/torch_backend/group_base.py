@@ -21,6 +21,7 @@ from unisono.torch_backend.private import (
     attach_placeholder,
     hide_from_dynamo,
     is_profiling,
+    serve_device,
 )
 from unisono.torch_backend.visible_calls import TracedCommunicator
 
@@ -50,8 +51,14 @@ class GroupBase(NamedGroup):
         self._completer = Completer()
         # Runs at shutdown, or at the end of the interpreter.
         self._leave = weakref.finalize(self, _leave, comm, self._completer, self.history)
-        self._own_backend = DeviceBackend(attach_placeholder(self, comm.rank, comm.size))
+        self._placeholder = attach_placeholder(self, comm.rank, comm.size)
+        self._own_backend = DeviceBackend(self._placeholder)
         self.own_devices = ["cpu"]
+
+    def serve(self, device: str) -> None:
+        """Serves the tensors of another device."""
+        self.own_devices.append(device)
+        serve_device(self, device, self._placeholder)
 
     def _begin(self) -> None:
         """Counts a call at its start. Starts or stops tracing when torch's profiler starts or

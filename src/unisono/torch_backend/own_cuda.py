@@ -22,7 +22,7 @@ class OwnCuda:
 
     def join(self, ours: Any) -> None:
         """Tells torch that the group serves CUDA tensors."""
-        ours.own_devices.append("cuda")
+        ours.serve("cuda")
 
     def split(
         self,

@@ -55,6 +55,7 @@ from unisono.torch_backend.private.placeholders import (
     attach_placeholder,
     device_types,
     name_group,
+    serve_device,
 )
 from unisono.torch_backend.private.profiling import (
     DTYPE_NAMES,
@@ -129,6 +130,7 @@ __all__ = [
     "replace_reading_of_profiles",
     "run_after_backward",
     "saved_by",
+    "serve_device",
     "set_default_backend",
     "span",
     "split_groups",

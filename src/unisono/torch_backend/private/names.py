@@ -9,6 +9,7 @@ PRIVATE_NAMES: Final = (
     "torch._C._distributed_c10d.Work",
     "torch._C._distributed_c10d.FakeProcessGroup",
     "torch._C._distributed_c10d.FakeProcessGroup.Options",
+    "torch._C._distributed_c10d.FakeProcessGroup.Options.error_on_collective",
     "torch._C._distributed_c10d.FakeProcessGroup._create_internal",
     "torch._C._distributed_c10d.ProcessGroup._register_backend",
     "torch._C._distributed_c10d.ProcessGroup._set_default_backend",
@@ -79,6 +80,8 @@ PRIVATE_NAMES: Final = (
 
 
 WHERE_MISSING: Final[Mapping[str, str]] = {
+    "torch._C._distributed_c10d.FakeProcessGroup.Options.error_on_collective": "torch 2.9: torch "
+    "finds no backend for the CPU",
     "torch._C._distributed_c10d.FakeProcessGroup._create_internal": "torch 2.9: the constructor",
     "torch._C._distributed_c10d._get_comm_profiling_name": "before 2.13: calls have no own names",
     "torch._C._distributed_c10d.ProcessGroup._set_sequence_number_for_group": "2.15: torch does "

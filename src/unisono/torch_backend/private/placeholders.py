@@ -26,6 +26,7 @@ BACKEND_METHODS: Final = frozenset((
 ))  # fmt: skip
 """Methods of torch's backends that only answer a question."""
 
+_PLACEHOLDERS_RAISE: Final = hasattr(_c10d.FakeProcessGroup.Options, "error_on_collective")
 _NO_DATA: Final = torch.device("meta")
 
 
@@ -33,19 +34,31 @@ def attach_placeholder(group: Any, rank: int, size: int) -> Any:
     """Attaches the C++ backend object that the C++ part of a Python process group needs.
 
     Torch stores the group's name and description in a C++ backend, and asks it for features. This
-    placeholder transfers no data: its calls would return at once. So it serves only tensors without
-    data, and torch's C++ code finds no backend for the CPU. The caller must keep the returned
-    object.
+    placeholder transfers no data: collectives that reach it raise. In torch 2.9 they would return,
+    so there it serves tensors without data, and torch's C++ code finds no backend for the CPU.
+    Newer versions need one for the CPU: `_c10d_functional.batch_p2p_ops` asks it for features, and
+    then calls the group. The caller must keep the returned object.
 
     Its type is not CUSTOM: a group has only one backend of each type, and plug-ins for other
     devices have that type.
     """
+    options = _c10d.FakeProcessGroup.Options()
+    if _PLACEHOLDERS_RAISE:
+        options.error_on_collective = True
     create = getattr(_c10d.FakeProcessGroup, "_create_internal", _c10d.FakeProcessGroup)
-    placeholder: Any = create(rank, size, _c10d.FakeProcessGroup.Options())
+    placeholder: Any = create(rank, size, options)
     kind = dist.ProcessGroup.BackendType.UNDEFINED
-    group._register_backend(_NO_DATA, kind, placeholder)
+    device = torch.device("cpu") if _PLACEHOLDERS_RAISE else _NO_DATA
+    group._register_backend(device, kind, placeholder)
     group._set_default_backend(kind)
     return placeholder
+
+
+def serve_device(group: Any, device: str, placeholder: Any) -> None:
+    """Adds a group's placeholder for the tensors of another device."""
+    if _PLACEHOLDERS_RAISE:
+        kind = dist.ProcessGroup.BackendType.UNDEFINED
+        group._register_backend(torch.device(device), kind, placeholder)
 
 
 def device_types(group: Any) -> list[torch.device]:
