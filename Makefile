@@ -84,8 +84,8 @@ aarch64: $(READY)  ## run the C++ tests for aarch64 (Debian: g++-aarch64-linux-g
 	$(BIN)/ctest --test-dir build/aarch64 --output-on-failure
 	@grep ^SKIPPED build/aarch64/Testing/Temporary/LastTest.log || true
 
-torch-versions: $(READY)  ## run the torch tests on other versions of torch (TORCH_VERSIONS; 7 GB each)
-	for version in $(TORCH_VERSIONS); do $(BIN)/python tests/torch_versions.py "$$version" || exit 1; done
+torch-versions: $(READY)  ## run the torch tests on other versions of torch (TORCH_VERSIONS; 6 to 7 GB each)
+	$(BIN)/python tests/torch_versions.py $(TORCH_VERSIONS)
 
 bench: $(READY)  ## measure the tables of benchmarks/RESULTS.md on one host (about an hour)
 	$(BIN)/python benchmarks/sweep.py

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING
@@ -41,11 +40,14 @@ def pytest_runtest_call() -> Generator[None, object, object]:
     """Skips tests of features that unisono refuses on this version of torch, with the refusal."""
     try:
         return (yield)
-    except (Exception, pytest.fail.Exception) as error:
-        refusal = re.search(r"\w+ = \w+ needs torch [^;]*; \w+ = \w+ works", str(error))
-        if refusal is None:
+    except Exception as error:
+        if "needs torch" not in str(error):
             raise
-        pytest.skip(refusal[0])
+        from torch_backend.torch_version import refusal  # imported here, since it imports torch
+
+        if reason := refusal(error):
+            pytest.skip(reason)
+        raise
 
 
 @pytest.fixture(autouse=True)

@@ -21,6 +21,7 @@ from random_models.found import FOUND
 from random_models.judge import Verdict, compare, judge
 from random_models.outcome import Outcome
 from random_models.shrink import shrink
+from torch_backend.torch_version import needs_layouts
 
 pytestmark = pytest.mark.torch
 SOAK_S = float(os.environ.get("UNISONO_SOAK_S", "600"))
@@ -62,7 +63,9 @@ def test_case_of_seed(seed):
     ],
 )
 def test_found_case(name, kind):
-    verdict = judge(FOUND[name])
+    case = FOUND[name]
+    needs_layouts(case.layout, case.resumed or "")
+    verdict = judge(case)
     assert verdict.kind == kind, verdict
 
 

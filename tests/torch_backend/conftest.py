@@ -9,7 +9,8 @@ takes seconds.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -22,7 +23,8 @@ from torch_backend.forked import start
 from torch_backend.torch_version import SKIPPED
 
 _RANK_FILE = str(Path(__file__).parent / "world_rank.py")
-_WORLD_TIMEOUT_S = 240.0
+_REPORT_S = 10.0
+"""Time that is left of a test's time limit when a world must have ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,12 +32,14 @@ class Outcome:
     """The result of one check, with the errors of each rank."""
 
     check: str
+    ranks: int
     errors: dict[int, str]
 
     def require_success(self) -> None:
         """Fails with the text of every rank that failed. Skips the test if all ranks skipped it."""
-        if self.errors and all(text.startswith(SKIPPED) for text in self.errors.values()):
-            pytest.skip(self.errors[0].removeprefix(SKIPPED))
+        skipped = [text for text in self.errors.values() if text.startswith(SKIPPED)]
+        if len(skipped) == self.ranks:
+            pytest.skip(skipped[0].removeprefix(SKIPPED))
         if self.errors:
             texts = [f"--- rank {rank}\n{text}" for rank, text in sorted(self.errors.items())]
             pytest.fail("\n".join([self.check, *texts]), pytrace=False)
@@ -48,13 +52,16 @@ class Worlds:
     """
 
     folder: Callable[[], Path]
+    limit_s: float
+    """Time limit of a world. A longer one would end the test, and each next test would begin the
+    world again."""
     done: dict[tuple[str, str], dict[str, Outcome]] = field(default_factory=dict)
 
     def outcome(self, module: ModuleType, backend: str, check: str) -> Outcome:
         """Returns the outcome of a check. Runs the world of the check's module on first use."""
         key = (str(module.__file__), backend)
         if key not in self.done:
-            self.done[key] = _run_world(module, backend, self.folder())
+            self.done[key] = _run_world(module, backend, self.folder(), self.limit_s)
         return self.done[key][check]
 
 
@@ -75,8 +82,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(scope="session")
-def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
-    yield Worlds(folder=lambda: tmp_path_factory.mktemp("world"))
+def worlds(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Worlds:
+    limit_s = float(request.config.getoption("timeout") or request.config.getini("timeout"))
+    return Worlds(
+        folder=lambda: tmp_path_factory.mktemp("world"), limit_s=max(limit_s - _REPORT_S, _REPORT_S)
+    )
 
 
 @pytest.fixture
@@ -85,7 +95,9 @@ def outcome(request: pytest.FixtureRequest, worlds: Worlds) -> Outcome:
     return worlds.outcome(request.module, backend, check)
 
 
-def _run_world(module: ModuleType, backend: str, folder: Path) -> dict[str, Outcome]:
+def _run_world(
+    module: ModuleType, backend: str, folder: Path, limit_s: float
+) -> dict[str, Outcome]:
     ranks: int = module.RANKS
     processes = [
         start(
@@ -94,11 +106,12 @@ def _run_world(module: ModuleType, backend: str, folder: Path) -> dict[str, Outc
         )
         for rank in range(ranks)
     ]  # fmt: skip
+    deadline = time.monotonic() + limit_s
     for process in processes:
-        process.join(_WORLD_TIMEOUT_S)
-        if process.is_alive():
-            process.kill()
-            process.join()
+        process.join(max(deadline - time.monotonic(), 0))
+    for process in processes:
+        process.kill()
+        process.join()
     errors = [_errors_of_rank(folder, rank) for rank in range(ranks)]
     unfinished = [(folder / f"{rank}.log").read_text()[-3000:] for rank in range(ranks)]
     outcomes = {}
@@ -108,7 +121,7 @@ def _run_world(module: ModuleType, backend: str, folder: Path) -> dict[str, Outc
             text = errors[rank].get(check, f"did not finish\n{unfinished[rank]}")
             if text:
                 failed[rank] = text
-        outcomes[check] = Outcome(check=check, errors=failed)
+        outcomes[check] = Outcome(check=check, ranks=ranks, errors=failed)
     return outcomes
 
 

@@ -15,6 +15,7 @@ from time_limits import limit_s
 from torch_backend.forked import join_all, start_ranks
 from torch_backend.layout_training import expert_shape
 from torch_backend.test_layout_checkpoint import a_run, losses_alone, train
+from torch_backend.torch_version import needs_layouts
 
 pytestmark = pytest.mark.torch
 ALONE = "dp=1"
@@ -76,6 +77,7 @@ def losses(ranks, texts, tasks, tmp_path):
 
 
 def test_each_layout_reads_each_checkpoint(tmp_path):
+    needs_layouts(*LAYOUTS)
     found = [
         losses(1, (ALONE,), ("save",), tmp_path),
         losses(4, LAYOUTS, ("save", "load"), tmp_path),

@@ -24,6 +24,7 @@ from torch_backend.layout_training import (
     token_batches,
     train_alone,
 )
+from torch_backend.torch_version import needs_layouts
 from unisono.errors import PeerLostError
 from unisono.parallel import Layout
 from unisono.parallel.checkpoint import (
@@ -132,6 +133,7 @@ def arm(run, phase, folder):
     ],
 )
 def test_a_lost_rank_is_named_by_all_ranks(text, phase, tmp_path):
+    needs_layouts(text)
     join_all(start_ranks(__file__, "train_until_killed", RANKS, text, phase, folder=tmp_path))
     killed = float((tmp_path / "killed").read_text())
     for rank in set(range(RANKS)) - {LOST}:
@@ -159,6 +161,7 @@ def save_until_killed(rank, text, folder):
 
 @pytest.mark.parametrize("text", ["tp=2,pp=2", "dp=2,tp=2,zero=3"])
 def test_a_rank_killed_while_it_saves_leaves_the_checkpoint_before_it(text, tmp_path):
+    needs_layouts(text)
     join_all(start_ranks(__file__, "save_until_killed", RANKS, text, folder=tmp_path))
     for rank in set(range(RANKS)) - {LOST}:
         name, told = json.loads((tmp_path / f"{rank}.json").read_text())
@@ -192,6 +195,7 @@ def save_forever(folder):
         save_blocks(folder, block(torch.full((LENGTH,), float(step))), extra={"steps": step})
 
 
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")  # torch 2.9 uses it itself
 def test_a_killed_save_leaves_the_checkpoint_before_it(tmp_path):
     """Tests that a process that is killed while it saves checkpoints leaves a complete one, after
     any of several delays.

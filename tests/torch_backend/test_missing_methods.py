@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_map  # noqa: E402
 
 from unisono.errors import UnsupportedError  # noqa: E402
 from unisono.torch_backend import missing_methods, private  # noqa: E402
+from unisono.torch_backend.private import placeholders  # noqa: E402
 from unisono.torch_backend.process_group import ProcessGroup  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -45,7 +46,6 @@ def ones():
     return torch.ones(4)
 
 
-MESSAGES = ("send", "recv", "recv_anysource")
 CALLS = {
     "allreduce": lambda group: group.allreduce([ones()]),
     "allreduce_coalesced": lambda group: group.allreduce_coalesced([ones()]),
@@ -67,10 +67,13 @@ CALLS = {
 }
 
 
+MESSAGES = ("send", "recv", "recv_anysource")
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_torchs_operations_raise_where_they_do_not_call_our_methods(group, name):
     of_torch = dist.ProcessGroup(dist.HashStore(), 0, 1)
-    if name in MESSAGES and private._PLACEHOLDERS_RAISE:
+    if name in MESSAGES and placeholders._PLACEHOLDERS_RAISE:
         pytest.skip("the placeholder of this torch raises for collectives only")
     with Redirected(group), pytest.raises(RuntimeError, match=r"No backend .* cpu|error_on_coll"):
         CALLS[name](of_torch)

@@ -16,10 +16,11 @@ from torch.testing._internal.distributed import fake_pg  # noqa: F401 - register
 
 from torch_backend.on_device import DEVICE, on_device
 from unisono.errors import UnsupportedError
-from unisono.torch_backend import Options, missing_methods, private, reserved
+from unisono.torch_backend import Options, missing_methods, reserved
 from unisono.torch_backend.group_creation import create
 from unisono.torch_backend.mixed import ROUTED, MixedGroup
 from unisono.torch_backend.other_devices import OtherBackends
+from unisono.torch_backend.private import group_making
 from unisono.torch_backend.process_group import ProcessGroup
 
 pytestmark = pytest.mark.torch
@@ -312,6 +313,6 @@ def test_groups_for_cuda_serve_cpu_tensors_without_a_gpu(backend):
 
 def test_variables_that_are_read_exist():
     made = inspect.unwrap(dist.distributed_c10d._new_process_group_helper).__code__
-    assert set(private.MAKING) <= {*made.co_varnames, *made.co_cellvars}
+    assert set(group_making.MAKING) <= {*made.co_varnames, *made.co_cellvars}
     batch = inspect.unwrap(dist.batch_isend_irecv).__code__
     assert "p2p_op_list" in {*batch.co_varnames, *batch.co_cellvars}

@@ -1,8 +1,7 @@
-"""Registration of the backend with torch, and torch's private names that the backend needs."""
+"""Registration of the backend and its groups with torch, and the methods of a group."""
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import subprocess
@@ -17,8 +16,8 @@ torch = pytest.importorskip("torch")
 from torch import distributed as dist  # noqa: E402
 
 from unisono import torch_backend  # noqa: E402
-from unisono.torch_backend import missing_methods, private, reserved  # noqa: E402
-from unisono.torch_backend.pending_work import PendingWork  # noqa: E402
+from unisono.torch_backend import missing_methods, reserved  # noqa: E402
+from unisono.torch_backend.private import group_tables  # noqa: E402
 from unisono.torch_backend.process_group import ProcessGroup  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -54,31 +53,6 @@ REFUSED = {
 }
 
 
-def resolve(dotted):
-    """Returns the object with a dotted name, after importing the parts that are modules."""
-    parts = dotted.split(".")
-    for length in range(len(parts), 0, -1):
-        try:
-            found = importlib.import_module(".".join(parts[:length]))
-        except ModuleNotFoundError:
-            continue
-        for part in parts[length:]:
-            found = getattr(found, part)
-        return found
-    raise ModuleNotFoundError(dotted)
-
-
-@pytest.mark.parametrize("name", private.PRIVATE_NAMES)
-def test_private_name_exists(name):
-    if name in private.WHERE_MISSING and not torch.__version__.startswith("2.13."):
-        return  # each other version lacks some of these names
-    resolve(name)
-
-
-def test_only_listed_names_may_be_missing():
-    assert set(private.WHERE_MISSING) <= set(private.PRIVATE_NAMES)
-
-
 def tables_of_torch():
     """Returns the registered groups of torch, each as its class and name."""
     world = dist.distributed_c10d._world
@@ -105,7 +79,7 @@ def test_groups_are_registered_and_forgotten_as_by_torch(monkeypatch, name):
         seen.append(tables_of_torch())
         dist.destroy_process_group()
         kept = {each: found for each, found in vars(dist.distributed_c10d).items() if each != name}
-        monkeypatch.setattr(private, "_torch_groups", SimpleNamespace(**kept))
+        monkeypatch.setattr(group_tables, "_torch_groups", SimpleNamespace(**kept))
     assert seen[0] == seen[1]
 
 
@@ -116,24 +90,6 @@ def test_a_newer_torch_is_logged_once(monkeypatch, caplog):
         torch_backend._log_untested_torch()
     torch_backend._log_untested_torch.cache_clear()
     assert caplog.text.count("torch 3.1.0+cpu is newer than torch 2.13") == 1
-
-
-@pytest.mark.parametrize("base", [dist.ProcessGroup, private.WorkBase])
-def test_private_methods_that_we_override_are_listed(base):
-    listed = {name.rpartition(".")[2] for name in private.PRIVATE_NAMES}
-    ours = [cls for cls in (*ProcessGroup.__mro__, PendingWork) if "unisono" in cls.__module__]
-    overridden = {name for cls in ours for name in vars(cls) if hasattr(base, name)}
-    private_ones = {
-        name
-        for name in overridden
-        if name[0] == "_" and name[1] != "_" and not _is_refused(getattr(ProcessGroup, name, None))
-    }
-    assert private_ones <= listed
-
-
-def test_private_name_resolver_notices_a_missing_name():
-    with pytest.raises(AttributeError):
-        resolve("torch._C._distributed_c10d.Work.no_such_method")
 
 
 def test_every_public_method_of_a_process_group_is_covered():
@@ -255,13 +211,3 @@ def test_unknown_options_are_refused():
     code = ONE_RANK.replace("world_size=1", "world_size=1, pg_options=object()")
     result = run_python("import unisono.torch_backend\n" + code)
     assert "UnsupportedError: pg_options: expected unisono.torch_backend.Options" in result.stderr
-
-
-@pytest.mark.parametrize("kind", ["forward_pre", "forward", "full_backward_pre", "full_backward"])
-def test_hooks_of_modules_are_found(kind):
-    module = torch.nn.Linear(1, 1)
-    assert not private.has_hooks(module)
-    handle = getattr(module, f"register_{kind}_hook")(lambda *_: None)
-    assert private.has_hooks(module)
-    handle.remove()
-    assert not private.has_hooks(module)

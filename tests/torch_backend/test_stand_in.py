@@ -24,7 +24,8 @@ from bootstrap_stores import free_port
 from torch_backend.forked import join_all, start
 from torch_backend.world_rank import STAND_IN
 from unisono.errors import CollectiveTimeoutError, UnsupportedError
-from unisono.torch_backend import communicator_of, private, stand_in, stand_in_for
+from unisono.torch_backend import communicator_of, stand_in, stand_in_for
+from unisono.torch_backend.private import replacement
 from unisono.torch_backend.stand_in import _made_by_unisono
 
 pytestmark = pytest.mark.torch
@@ -249,7 +250,7 @@ def test_a_torch_that_makes_groups_otherwise_is_refused(monkeypatch):
 
     with pytest.raises(UnsupportedError, match=r'backend_options.*write init_process_group\("uni'):
         _made_by_unisono(make, watch=False)
-    monkeypatch.setattr(private, "_torch_groups", types.SimpleNamespace())
+    monkeypatch.setattr(replacement, "_torch_groups", types.SimpleNamespace())
     with pytest.raises(UnsupportedError, match=r"_new_process_group_helper.*instead of"):
         stand_in.stand_in("gloo", watch=False)
 

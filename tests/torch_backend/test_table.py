@@ -331,7 +331,7 @@ def check_collectives_by_their_newest_names(world):
     require_same(share, sum(everyone).chunk(world.size)[world.rank])
 
 
-def check_functions_of_torch_2_15(world):
+def own_functions_of_torch_2_15(world):
     needs_torch("2.15", "it does not have these functions")
     mine, everyone = torch.arange(3.0) + world.rank, torch.arange(world.size)
     whole = torch.zeros(2, 3 * world.size)

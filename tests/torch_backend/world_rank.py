@@ -14,7 +14,7 @@ import torch
 from torch import distributed as dist
 
 from torch_backend.forked import load
-from torch_backend.torch_version import SKIPPED
+from torch_backend.torch_version import SKIPPED, refusal
 from unisono.torch_backend import stand_in_for
 
 STAND_IN = "stand-in for gloo"
@@ -96,7 +96,9 @@ def _run(check, world: World) -> str:
         check(world)
     except pytest.skip.Exception as reason:
         return f"{SKIPPED}{reason}"
-    except (Exception, pytest.fail.Exception):
+    except (Exception, pytest.fail.Exception) as error:
+        if reason := refusal(error):
+            return f"{SKIPPED}{reason}"
         return traceback.format_exc()
     return ""
 

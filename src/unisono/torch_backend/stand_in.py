@@ -25,6 +25,7 @@ from unisono.torch_backend.gloo_spans import asynchronous
 from unisono.torch_backend.private import (
     backends_by_device,
     gloo_class,
+    gloo_threads,
     prefixed,
     rename_backend,
     replace_function,
@@ -154,7 +155,7 @@ def _logged_as_gloo(get: Callable[..., dict[str, Any]]) -> Callable[..., dict[st
         data, group = get(model), model.process_group
         if communicator_of(group) is None or group.name() != GLOO:
             return data
-        threads = group.options._threads
+        threads = gloo_threads(group.options)
         return {**data, "backend_name": GLOO, **config.gloo_network(), "gloo_num_threads": threads}
 
     return get_instead

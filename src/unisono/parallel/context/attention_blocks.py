@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+from unisono.torch_backend import attention_on_cpu, attention_on_cpu_backward
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +94,7 @@ class MergedAttention:
         query, out = self._query[:, :, block.queries], self.out[:, :, block.queries]
         logsumexp = self.logsumexp[:, :, block.queries]
         key, value = (each[:, :, block.keys] for each in keys)
-        added, its_logsumexp = _forward(query, key, value, 0.0, block.is_causal)
+        added, its_logsumexp = attention_on_cpu(query, key, value, 0.0, block.is_causal)
         share = torch.sigmoid(its_logsumexp - logsumexp)
         out.lerp_(added, share.unsqueeze(-1))
         logsumexp.copy_(torch.logaddexp(logsumexp, its_logsumexp))
@@ -125,7 +124,7 @@ class AttentionGradient:
         """Adds a block's gradient of the queries; returns the gradients of its keys and values."""
         gradient, query, out, logsumexp = (each[:, :, block.queries] for each in self._of_queries)
         key, value = (each[:, :, block.keys] for each in keys)
-        of_query, of_key, of_value = _backward(
+        of_query, of_key, of_value = attention_on_cpu_backward(
             gradient, query, key, value, out, logsumexp, 0.0, block.is_causal
         )
         self.query[:, :, block.queries] += of_query

@@ -21,6 +21,7 @@ from unisono.parallel.compression.compression import (
 from unisono.parallel.data_parallelism.gradient_reducer import GradientReducer
 from unisono.parallel.rank_context import RankContext
 from unisono.parallel.training_phases import TrainingPhases
+from unisono.torch_backend import own_buffers
 
 
 class DataParallel(nn.Module):
@@ -86,7 +87,7 @@ class DataParallel(nn.Module):
         """Returns each current buffer of the model once. Uses the list of modules from the
         constructor, since a new search for modules would take longer than a step of a small model.
         """
-        found = (each for module in self._all_modules for each in module._buffers.values())
+        found = (each for module in self._all_modules for each in own_buffers(module).values())
         return list({id(each): each for each in found if each is not None}.values())
 
     @contextmanager

@@ -9,6 +9,8 @@ from itertools import accumulate
 import torch
 from torch import nn
 
+from unisono.torch_backend import version_of
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FlatSpan:
@@ -47,7 +49,7 @@ class FlatParameters:
         places = zip(parameters, torch.split(self.gradient[:total], self.sizes), strict=True)
         # `data` gives each view a version of its own, which counts the changes of this view only
         self._views = [place.view_as(parameter).data for parameter, place in places]
-        self._versions = [each._version for each in self._views]
+        self._versions = [version_of(each) for each in self._views]
         self._addresses = [each.data_ptr() for each in parameters]
         self.used = [False] * len(parameters)
         """For each parameter: whether backward passes gave it a gradient between the most recent
@@ -141,7 +143,7 @@ class FlatParameters:
         self.gradient.zero_()
         for parameter, view in zip(self._parameters, self._views, strict=True):
             parameter.grad = view
-        self._versions = [each._version for each in self._views]
+        self._versions = [version_of(each) for each in self._views]
 
     def collect(self) -> None:
         """Copies gradients that are elsewhere to the flat array. A gradient of None becomes zeros.
@@ -149,14 +151,14 @@ class FlatParameters:
         A gradient is elsewhere if the program assigned another tensor to the parameter's `grad`.
         """
         pairs = zip(self._views, self._versions, strict=True)
-        self.used = [view._version != version for view, version in pairs]
+        self.used = [version_of(view) != version for view, version in pairs]
         for number, (parameter, view) in enumerate(zip(self._parameters, self._views, strict=True)):
             if parameter.grad is view:
                 continue
             self.used[number] = parameter.grad is not None
             if parameter.grad is None:
                 view.zero_()
-                self._versions[number] = view._version
+                self._versions[number] = version_of(view)
             else:
                 view.copy_(parameter.grad)
             parameter.grad = view

@@ -15,7 +15,7 @@ from unisono.parallel.divisible import Divisible
 from unisono.parallel.layers.per_position import is_elementwise
 from unisono.parallel.layers.tensor_1d import Tensor1D
 from unisono.parallel.training_mesh import TrainingMesh
-from unisono.torch_backend import has_hooks
+from unisono.torch_backend import has_hooks, own_buffers, own_children, own_parameters
 
 _NAME = "unisono_linear_pair"
 
@@ -79,8 +79,8 @@ def pair_linears(model: nn.Module, mesh: TrainingMesh) -> int:
         return 0
     sequences = dict.fromkeys(_sequences(model))
     pairs = Counter(pair for sequence in sequences for pair in _pairs(sequence))
-    uses = Counter(child for each in model.modules() for child in each._modules.values())
-    owners = Counter(each for module in model.modules() for each in module._parameters.values())
+    uses = Counter(child for each in model.modules() for child in own_children(each).values())
+    owners = Counter(each for module in model.modules() for each in own_parameters(module).values())
     alone = [
         (first, last)
         for (first, last), count in pairs.items()
@@ -108,7 +108,7 @@ def undivided_linear(model: nn.Module) -> str:
 def _is_plain(module: nn.Module) -> bool:
     """Returns True for a module that only computes its class's result from its own parameters."""
     known = {"weight", "bias"} if isinstance(module, nn.Linear) else set()
-    has_other = set(module._parameters) != known or bool(module._buffers)
+    has_other = set(own_parameters(module)) != known or bool(own_buffers(module))
     return not (has_other or "forward" in vars(module) or has_hooks(module))
 
 

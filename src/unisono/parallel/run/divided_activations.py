@@ -28,7 +28,7 @@ from unisono.parallel.layers import (
     is_per_position,
 )
 from unisono.planner import Layout
-from unisono.torch_backend import has_hooks
+from unisono.torch_backend import has_hooks, own_children
 
 Step = tuple[str, nn.Module]
 """A module that a model calls, with its name in the model."""
@@ -93,7 +93,7 @@ def last_head(module: nn.Module) -> LogitHead | None:
     if isinstance(module, LogitHead):
         return module
     if _is_sequence(module):
-        for child in reversed(module._modules.values()):
+        for child in reversed(own_children(module).values()):
             if child is not None and (has_hooks(child) or not is_elementwise(child)):
                 return last_head(child)
     return None
@@ -106,7 +106,7 @@ def steps(module: nn.Module, name: str = "") -> list[Step]:
     """
     if not _is_sequence(module):
         return [(name, module)]
-    children = module._modules.items()  # `named_children` leaves out repeated modules
+    children = own_children(module).items()  # `named_children` leaves out repeated modules
     return [each for key, child in children if child for each in steps(child, _join(name, key))]
 
 

@@ -20,6 +20,7 @@ from unisono.torch_backend import (
     map_tensors,
     split_groups,
     whole_parameter,
+    without_view,
 )
 
 
@@ -172,8 +173,7 @@ def copy_views(module: nn.Module, _: object, results: Any) -> Any:
         if not (result.requires_grad and is_view(result)):
             return result
         if type(module).forward is nn.Linear.forward:
-            alone: torch.Tensor = torch.ops.aten._unsafe_view(result, result.shape)
-            return alone
+            return without_view(result)
         return result.clone()
 
     return copied(results) if isinstance(results, torch.Tensor) else map_tensors(copied, results)

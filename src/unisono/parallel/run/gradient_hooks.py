@@ -17,7 +17,12 @@ from torch import nn
 
 from unisono.parallel.run.parameter_sets import HeldParameter, ParameterSet
 from unisono.parallel.training_mesh import TrainingMesh
-from unisono.torch_backend import gradient_hooks, remove_gradient_hooks, with_gradient_hooks
+from unisono.torch_backend import (
+    gradient_hooks,
+    remove_gradient_hooks,
+    version_of,
+    with_gradient_hooks,
+)
 
 _PRECISION = 1e-6  # relative difference of results that rounding may explain
 
@@ -128,7 +133,7 @@ class GradientHooks:
         parameter = held.values
         gradient = parameter.grad
         assert gradient is not None
-        version = parameter._version
+        version = version_of(parameter)
         before, after = self._hooks[name]
         for hook in list(before.values()):
             found = hook(gradient)
@@ -136,7 +141,7 @@ class GradientHooks:
                 gradient.copy_(found)
         for hook in list(after.values()):
             hook(parameter)
-            if parameter.grad is None or parameter._version != version:
+            if parameter.grad is None or version_of(parameter) != version:
                 yield math.nan
                 return
             if parameter.grad is not gradient:

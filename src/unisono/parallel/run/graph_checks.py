@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from unisono.parallel.run.unused_output import tensors_in
-from unisono.torch_backend import map_tensors
+from unisono.torch_backend import map_tensors, saved_by
 
 _INSTANCE_NORM = frozenset({"ViewBackward0", "RepeatBackward0"})
 """The operations before the batch norm of an instance norm: of its inputs, and of its weights."""
@@ -33,13 +33,13 @@ def graph_fault(
             allowed = allowed or known() | {id(each) for each in _tensors(inputs)}
             if id(node.variable) not in allowed:
                 return _foreign(node.variable)
-        elif parts > 1 and getattr(node, "_saved_scale_grad_by_freq", False):
+        elif parts > 1 and saved_by(node, "scale_grad_by_freq", False):
             return (
                 "a lookup with scale_grad_by_freq divides gradients by the counts of rows in one "
                 "rank's microbatch, so training would depend on the layout; expected "
                 "scale_grad_by_freq = False; one rank with one microbatch works"
             )
-        elif zero >= 2 and getattr(node, "_saved_sparse", False):
+        elif zero >= 2 and saved_by(node, "sparse", False):
             return (
                 f"a lookup with sparse = True has gradients that zero = {zero} cannot divide; "
                 "expected sparse = False; zero = 1 works"
@@ -58,10 +58,10 @@ def _averages_over_samples(node: Any) -> bool:
     Torch computes an instance norm as a batch norm of one sample, whose channels are those of all
     samples; it is not refused.
     """
-    if "BatchNorm" not in node.name() or not getattr(node, "_saved_training", False):
+    if "BatchNorm" not in node.name() or not saved_by(node, "training", False):
         return False
     before = {each.name() for each, _ in node.next_functions if each is not None}
-    is_instance_norm = len(node._saved_input) == 1 and bool(before & _INSTANCE_NORM)
+    is_instance_norm = len(saved_by(node, "input")) == 1 and bool(before & _INSTANCE_NORM)
     return not is_instance_norm
 
 

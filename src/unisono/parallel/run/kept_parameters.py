@@ -8,7 +8,7 @@ from torch import nn, optim
 from torch.distributed.tensor import DTensor
 
 from unisono.parallel.run.parameter_sets import HeldParameter, ParameterSet
-from unisono.torch_backend import storage_number
+from unisono.torch_backend import own_parameters, storage_number
 
 
 class KeptParameters:
@@ -26,9 +26,9 @@ class KeptParameters:
         names = {each.values: each.name for each in held}
         modules = [module for _, stage in stages for module in stage.modules()]
         self._slots = [
-            (module._parameters, key, parameter, names[parameter])
+            (own_parameters(module), key, parameter, names[parameter])
             for module in dict.fromkeys(modules)
-            for key, parameter in module._parameters.items()
+            for key, parameter in own_parameters(module).items()
             if parameter is not None
         ]
         """For each parameter of a module: where the module keeps it, and its name in the model."""

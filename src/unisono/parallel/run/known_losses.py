@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn import functional
 
 from unisono.parallel.layers import IGNORED, CrossEntropy
+from unisono.torch_backend import has_hooks
 
 Function = Callable[..., torch.Tensor]
 
@@ -183,7 +184,7 @@ def known_loss(loss: Any) -> KnownLoss | None:
     with keyword arguments (`functools.partial`). Raises `ValueError` for reductions other than a
     mean or a sum.
     """
-    if isinstance(loss, nn.Module) and (loss._forward_hooks or loss._forward_pre_hooks):
+    if isinstance(loss, nn.Module) and has_hooks(loss):
         return None  # hooks may change the result
     if type(loss) is CrossEntropy:
         return KnownLoss(function=CrossEntropy, summed=loss.total, options={})

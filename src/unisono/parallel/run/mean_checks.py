@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
+from unisono.torch_backend import drop_probability
+
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
@@ -34,8 +36,6 @@ def check_dropout(model: nn.Module, *, tp: int) -> None:
 
 
 def _draws(module: nn.Module) -> bool:
-    if isinstance(module, nn.modules.dropout._DropoutNd):
-        return module.p > 0
     if isinstance(module, nn.MultiheadAttention | nn.RNNBase):
         return module.dropout > 0
-    return isinstance(module, nn.RReLU)
+    return isinstance(module, nn.RReLU) or drop_probability(module) > 0

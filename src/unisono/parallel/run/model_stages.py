@@ -11,7 +11,7 @@ from torch import nn
 
 from unisono.parallel.layers import TokenEmbedding
 from unisono.planner import Layout
-from unisono.torch_backend import has_hooks
+from unisono.torch_backend import has_hooks, own_children
 
 V_SCHEDULES = ("zbv", "dualpipev")
 """Schedules in which a rank holds one stage from each end of the model."""
@@ -85,7 +85,7 @@ def stage_names(model: nn.Module, layout: Layout) -> list[list[str]]:
             "example=inputs) traces and cuts it, and pp = 1 works"
         )
     # a module that the sequence calls several times has several names
-    children = {name: module for name, module in model._modules.items() if module is not None}
+    children = {name: module for name, module in own_children(model).items() if module is not None}
     names = list(children)
     if len(names) < stages:
         raise ValueError(

@@ -5,14 +5,16 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from unisono.torch_backend import own_buffers
+
 
 def own_memory(model: nn.Module) -> None:
     """Gives each element of a model's buffers memory of its own. The values stay the same."""
     copies: dict[torch.Tensor, torch.Tensor] = {}
     for module in model.modules():
-        for name, buffer in module._buffers.items():
+        for name, buffer in own_buffers(module).items():
             if buffer is not None and _shares_memory(buffer):
-                module._buffers[name] = copies.setdefault(buffer, buffer.contiguous())
+                own_buffers(module)[name] = copies.setdefault(buffer, buffer.contiguous())
 
 
 def _shares_memory(x: torch.Tensor) -> bool:

@@ -16,10 +16,10 @@ from unisono.parallel.run.batch_tree import replace_leaves
 from unisono.parallel.run.split_backward import add_parameter_gradients, without_inputs
 from unisono.parallel.run.stage_clock import StageClock
 from unisono.parallel.run.stage_messages import Boundary, ResultReceiver, ResultSender
-from unisono.parallel.run.stage_result import ResultForm, put_together, take_apart, without_view
+from unisono.parallel.run.stage_result import ResultForm, put_together, take_apart
 from unisono.parallel.run.step_failure import StepFailure
 from unisono.parallel.run.traced_stages import TracedStage
-from unisono.torch_backend import pipeline_stage_base
+from unisono.torch_backend import pipeline_stage_base, version_of, without_view
 
 _REENTRANT = "use_reentrant=True"  # in torch's error about a backward pass in two parts
 
@@ -202,13 +202,13 @@ class RunStage(_Base):  # type: ignore[misc]
             values = [each.clone() for each in leaves]
         else:
             values = [without_view(x) if x.requires_grad else x for x in leaves]
-        before = [each._version for each in values]
+        before = [version_of(each) for each in values]
         if isinstance(self.submod, TracedStage):
             result = self.submod(*values)
         else:
             result = self.submod(put_together(form, values))
         if self._before is None:
-            is_changed = [each._version for each in values] != before
+            is_changed = [version_of(each) for each in values] != before
             if is_changed and not self._changes_inputs:
                 raise ValueError(
                     f"stage {self.stage_index} of the pipeline changes its input in place in some "

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from unisono.torch_backend import flatten, is_view, unflatten
+from unisono.torch_backend import flatten, is_view, unflatten, without_view
 
 _CONSTANTS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.Size)
 
@@ -131,10 +131,4 @@ def _as_message(result: torch.Tensor, stage: int) -> torch.Tensor:
     found = result.contiguous()
     if is_view(found) or (found.is_leaf and found.requires_grad):
         return without_view(found)
-    return found
-
-
-def without_view(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a tensor with the same memory that autograd sees as a computed tensor, no view."""
-    found: torch.Tensor = torch.ops.aten._unsafe_view(tensor, tensor.shape)
     return found

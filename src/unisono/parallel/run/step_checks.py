@@ -17,6 +17,7 @@ from unisono.parallel.run.lookup_checks import check_lookups
 from unisono.parallel.run.mean_checks import check_means
 from unisono.parallel.run.parameter_sets import Group, HeldParameter, ParameterSet
 from unisono.parallel.run.step_faults import StepFaults
+from unisono.torch_backend import version_of
 
 
 class StepChecks:
@@ -127,4 +128,4 @@ class StepChecks:
         torch makes in the first step, begin with version 0."""
         if self._parts == 1 and self._zero < 2:
             return 0
-        return sum([each._version for each in self._parameters()])
+        return sum([version_of(each) for each in self._parameters()])

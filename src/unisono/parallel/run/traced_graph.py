@@ -13,6 +13,7 @@ from torch import fx, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from unisono.parallel.run.unused_output import tensors_in
+from unisono.torch_backend import own_buffers, own_parameters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +79,7 @@ def _refuse_functions(model: nn.Module, example: Sequence[torch.Tensor], mode: A
     tensors = {
         f"{prefix}.{key}" if prefix else key: mode.from_tensor(value, static_shapes=True)
         for prefix, module in model.named_modules()
-        for key, value in (*module._parameters.items(), *module._buffers.items())
+        for key, value in (*own_parameters(module).items(), *own_buffers(module).items())
         if value is not None
     }
     inputs = tuple(mode.from_tensor(each, static_shapes=True) for each in example)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils.spectral_norm import SpectralNorm
 
-from unisono.torch_backend import is_spectral_norm, version_of
+from unisono.torch_backend import hooks_before, is_spectral_norm, own_buffers, version_of
 
 _Buffers = dict[str, torch.Tensor | None]
 BufferState = tuple[torch.Tensor | None, int]
@@ -35,12 +35,12 @@ class WrittenBuffers:
         for start, root in roots:
             for name, module in root.named_modules(prefix=start):
                 norms = set() if is_pipeline else _norm_buffers(module)
-                for key in module._buffers:
+                for key in own_buffers(module):
                     if key in norms:
-                        self._norms.append((module._buffers, key))
+                        self._norms.append((own_buffers(module), key))
                     else:
                         found = f"{name}.{key}" if name else key
-                        self._slots.append((found, module._buffers, key))
+                        self._slots.append((found, own_buffers(module), key))
         self.has_norms = bool(self._norms)
         """True if each pass changes vectors of spectral norms."""
         self._before: list[BufferState] = []
@@ -99,8 +99,8 @@ class WrittenBuffers:
 def _norm_buffers(module: nn.Module) -> set[str]:
     """Returns the names of a module's buffers that belong to a spectral norm."""
     if is_spectral_norm(module):
-        return set(module._buffers)
-    hooks = [each for each in module._forward_pre_hooks.values() if isinstance(each, SpectralNorm)]
+        return set(own_buffers(module))
+    hooks = [each for each in hooks_before(module) if isinstance(each, SpectralNorm)]
     return {f"{hook.name}_{vector}" for hook in hooks for vector in ("u", "v")}
 
 

@@ -1,0 +1,100 @@
+"""Modules: their hooks, their division by `fully_shard`, and torch's pipeline stages."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from torch.nn.modules import dropout
+from torch.nn.utils import parametrizations
+
+# Typed as Any: the stubs lack the classes.
+_dropout: Any = dropout
+_parametrizations: Any = parametrizations
+
+_MODULE_HOOKS: Final = (
+    "_forward_pre_hooks",
+    "_forward_hooks",
+    "_backward_pre_hooks",
+    "_backward_hooks",
+)
+
+
+def has_hooks(module: Any) -> bool:
+    """Returns True if a module calls a hook in its forward or backward pass."""
+    return any(getattr(module, name) for name in _MODULE_HOOKS)
+
+
+def hooks_before(module: Any) -> list[Any]:
+    """Returns the hooks that a module calls before its forward pass."""
+    return list(module._forward_pre_hooks.values())
+
+
+def own_parameters(module: Any) -> dict[str, Any]:
+    """Returns the table in which a module keeps its own parameters by name; some may be None."""
+    found: dict[str, Any] = module._parameters
+    return found
+
+
+def own_buffers(module: Any) -> dict[str, Any]:
+    """Returns the table in which a module keeps its own buffers by name; some may be None."""
+    found: dict[str, Any] = module._buffers
+    return found
+
+
+def own_children(module: Any) -> dict[str, Any]:
+    """Returns the table in which a module keeps its children by name; some may be None.
+
+    Unlike `named_children`, it has repeated modules under each of their names.
+    """
+    found: dict[str, Any] = module._modules
+    return found
+
+
+def drop_probability(module: Any) -> float:
+    """Returns the probability of torch's dropout modules; 0 for other modules."""
+    return module.p if isinstance(module, _dropout._DropoutNd) else 0.0
+
+
+def is_spectral_norm(module: Any) -> bool:
+    """Returns True for the parametrization of `torch.nn.utils.parametrizations.spectral_norm`."""
+    return isinstance(module, _parametrizations._SpectralNorm)
+
+
+def pipeline_stage_base() -> Any:
+    """Returns torch's base class of pipeline stages, which leaves messages to its subclasses."""
+    from torch.distributed.pipelining import stage
+
+    return stage._PipelineStageBase
+
+
+def split_groups(module: Any) -> list[Any]:
+    """Returns the groups of parameters that `fully_shard` splits for a module. A group has a list
+    `fsdp_params`, and a method `post_backward` that sums the gradients of all ranks.
+    """
+    return list(module._get_fsdp_state()._fsdp_param_groups)
+
+
+def forget_forward_passes(group: Any) -> None:
+    """Makes the next backward pass gather the parameters of later forward passes only. `group`: a
+    group of `split_groups`."""
+    if hasattr(group.comm_ctx, "post_forward_order"):  # made by the first pass
+        group.comm_ctx.post_forward_order.clear()
+    group._post_forward_indices.clear()
+
+
+def whole_parameter(parameter: Any) -> Any:
+    """Returns the gathered parameter of an entry of a group's `fsdp_params`; None before the first
+    gather.
+    """
+    return getattr(parameter, "_unsharded_param", None)
+
+
+def forget_meshes() -> None:
+    """Clears torch's results for operations on DTensors. They refer to the first of several equal
+    meshes, whose groups a program may have destroyed.
+    """
+    from torch.distributed.tensor import debug
+
+    clear: Any = getattr(debug, "_clear_sharding_prop_cache", None)
+    if clear is not None:
+        clear()
