@@ -109,7 +109,7 @@ __getattr__ = lazy_names(
 )
 
 BACKEND_NAME = "unisono"
-_NEWEST_TESTED = (2, 13)
+_NEWEST_TESTED = (2, 15)
 _log = logging.getLogger(__name__)
 
 
