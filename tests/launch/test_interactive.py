@@ -97,7 +97,8 @@ def said(arguments: list[str], program: str = "", **environment: str) -> Any:
         env={**os.environ, **environment}, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.strip().splitlines()[-1])  # torch 2.9 prints lines about Gloo before
+    # torch 2.9 prints lines about Gloo before
+    return json.loads(done.stdout.strip().splitlines()[-1])
 
 
 def test_a_program_on_standard_input_can_run_ranks() -> None:
