@@ -132,6 +132,13 @@ FOUND: dict[str, Case] = {
         blocks=("checkpoint_twice", "residual_mlp"),
         microbatches=4,
     ),
+    "collectives in a traced model with several results": Case(
+        layout="tp=2,pp=2",
+        container="dict_result",
+        blocks=("mlp", "tanh"),
+        microbatches=2,
+        example=True,
+    ),
     # checkpoints
     "resumed loss that counts": Case(resumed="zero=2", loss="counting", batches=((8, 4),) * 4),
     "resumed loss whose module counts": Case(

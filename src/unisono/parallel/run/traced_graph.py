@@ -12,6 +12,7 @@ import torch
 from torch import fx, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from unisono.errors import UnsupportedError
 from unisono.parallel.run.unused_output import tensors_in
 from unisono.torch_backend import own_buffers, own_parameters
 
@@ -45,7 +46,11 @@ def trace(model: nn.Module, *example: torch.Tensor) -> TracedGraph:
     assert isinstance(module, fx.GraphModule)
     first = next(node for node in module.graph.nodes if node.op == "placeholder")
     mode = first.meta["val"].fake_mode  # torch.export has traced with tensors without data
-    _refuse_functions(model, example, mode)
+    try:
+        output = _output_without_data(model, example, mode)
+    except Exception as error:  # of the model
+        raise ValueError(_reason(name, error)) from error
+    _refuse_functions(name, output)
     return _measure(module, example, mode)
 
 
@@ -53,6 +58,11 @@ def _reason(name: str, error: Exception) -> str:
     """Returns one line about an error of torch.export."""
     text = " ".join(str(error).split())
     what = f"torch.export cannot trace {name}"
+    if isinstance(error, UnsupportedError):
+        return (
+            f"{what}: its forward pass exchanges data between ranks, which tensors without data "
+            "cannot; pp = 1 or tp = 1 works"
+        )
     if "data-dependent" in text or "data dependent" in text:
         return (
             f"{what}: its forward pass branches on values of tensors, so it has no fixed graph; "
@@ -73,8 +83,8 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(before)
 
 
-def _refuse_functions(model: nn.Module, example: Sequence[torch.Tensor], mode: Any) -> None:
-    """Raises `ValueError` if the model uses an autograd function that is written in Python."""
+def _output_without_data(model: nn.Module, example: Sequence[torch.Tensor], mode: Any) -> Any:
+    """Returns the output of a model as tensors without data, with their autograd graph."""
     # Each place once: for a module with two names, functional_call would not restore the tensors.
     tensors = {
         f"{prefix}.{key}" if prefix else key: mode.from_tensor(value, static_shapes=True)
@@ -84,7 +94,11 @@ def _refuse_functions(model: nn.Module, example: Sequence[torch.Tensor], mode: A
     }
     inputs = tuple(mode.from_tensor(each, static_shapes=True) for each in example)
     with mode:
-        output = torch.func.functional_call(model, tensors, inputs, tie_weights=False)
+        return torch.func.functional_call(model, tensors, inputs, tie_weights=False)
+
+
+def _refuse_functions(name: str, output: Any) -> None:
+    """Raises `ValueError` if a model uses an autograd function that is written in Python."""
     waiting: list[Any] = [each.grad_fn for each in tensors_in(output)]
     seen = set[Any]()
     while waiting:
@@ -94,7 +108,7 @@ def _refuse_functions(model: nn.Module, example: Sequence[torch.Tensor], mode: A
         seen.add(node)
         if isinstance(node, torch.autograd.function.BackwardCFunction):
             raise ValueError(
-                f"pp traces {type(model).__name__}, but its graph has no backward pass of the "
+                f"pp traces {name}, but its graph has no backward pass of the "
                 f"autograd function {type(node).__name__.removesuffix('Backward')}; pp = 1 works"
             )
         waiting += [each for each, _ in node.next_functions]
