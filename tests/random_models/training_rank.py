@@ -20,7 +20,7 @@ from random_models.optimizers import OPTIMIZERS
 from random_models.outcome import Outcome
 from random_models.training_alone import prepare_process
 from unisono.parallel import Layout, ParallelRun, parallelize
-from unisono.parallel.run.run_state import untrained_blocks, weight_blocks
+from unisono.parallel.run.run_state import model_blocks
 
 _OTHER_SEED = 1000
 """Added to the seed of a model whose weights a checkpoint replaces."""
@@ -106,8 +106,5 @@ def _use_before(case: Case, loss: nn.Module) -> None:
 
 def _weights(run: ParallelRun) -> dict[str, tuple[tuple[int, ...], torch.Tensor]]:
     modules = [stage for _, stage in run.stages]
-    blocks = [
-        *weight_blocks(run.sets, run.mesh),
-        *untrained_blocks(run._frozen, modules, run.mesh),
-    ]
+    blocks = model_blocks(run.sets, run._frozen, modules, run.mesh)
     return {each.name: (each.start, each.values.detach().clone()) for each in blocks}

@@ -31,7 +31,7 @@ _POLL_S = 0.001
 
 @dataclass
 class UnisonoWeightTransferInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
-    """What a worker needs to connect to the trainer."""
+    """The address at which a worker connects to the trainer."""
 
     address: str
     """The text `WeightSender.address` of the trainer. It contains a random key."""
@@ -39,7 +39,7 @@ class UnisonoWeightTransferInitInfo(WeightTransferInitInfo):  # type: ignore[mis
 
 @dataclass
 class UnisonoWeightTransferUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """What a worker needs to know of an update."""
+    """The numbers of an update's parts, which a worker expects."""
 
     first: int
     """Number of the first part: `WeightReceiver.number` after it has arrived."""

@@ -10,7 +10,6 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
@@ -38,12 +37,10 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from unisono.parallel.checkpoint.checkpoint_folder import (
     begin_checkpoint,
     end_checkpoint,
-    from_all,
     newest_checkpoint,
+    require_fit,
 )
 from unisono.parallel.checkpoint.tensor_block import TensorBlock
-
-_SHOWN = 3  # differences that an error names
 
 
 def save_blocks(
@@ -63,16 +60,26 @@ def save_blocks(
     Raises `ValueError` on all ranks, before a block is written, unless all see the same folder.
     """
     path = begin_checkpoint(folder, group)
-    held = held_blocks(blocks)
-    with alone_is_meant():
+    write_blocks(blocks, group, checkpoint_id=path)
+    end_checkpoint(path, extra or {}, group)
+
+
+def write_blocks(
+    blocks: Sequence[TensorBlock], group: dist.ProcessGroup | None, **where: Any
+) -> None:
+    """Writes the blocks of all ranks with DCP. Collective.
+
+    `where`: arguments of DCP's `save` that choose the files.
+    """
+    held = _held(blocks)
+    with _alone_is_meant():
         save(
             dict.fromkeys(held),
-            checkpoint_id=path,
-            planner=BlockSavePlanner(held),
+            planner=_SavePlanner(held),
             process_group=group,
             no_dist=not dist.is_initialized(),
+            **where,
         )
-    end_checkpoint(path, extra or {}, group)
 
 
 def load_blocks(
@@ -113,14 +120,12 @@ class BlockCheckpoint:
 
         The error names the first problems.
         """
-        if every := list(dict.fromkeys(chain.from_iterable(from_all(problems, self.group)))):
-            more = f"; {len(every) - _SHOWN} more" if len(every) > _SHOWN else ""
-            raise ValueError(f"{self.path} does not fit: {'; '.join(every[:_SHOWN])}{more}")
+        require_fit(self.path, problems, self.group)
 
     def load(self, blocks: Sequence[TensorBlock]) -> None:
         """Fills blocks, which must fit. Collective."""
-        held = held_blocks(blocks)
-        with alone_is_meant():
+        held = _held(blocks)
+        with _alone_is_meant():
             load(
                 dict.fromkeys(held),
                 checkpoint_id=self.path,
@@ -148,7 +153,7 @@ def open_checkpoint(folder: Path, *, group: dist.ProcessGroup | None = None) -> 
 
 
 @contextlib.contextmanager
-def alone_is_meant() -> Iterator[None]:
+def _alone_is_meant() -> Iterator[None]:
     """Suppresses torch's warning that a process without a group saves and loads alone."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
@@ -170,7 +175,7 @@ Held = Mapping[str, Mapping[torch.Size, TensorBlock]]
 """Blocks of a rank, by name and then by the index of the block's first element."""
 
 
-def held_blocks(blocks: Sequence[TensorBlock]) -> Held:
+def _held(blocks: Sequence[TensorBlock]) -> Held:
     """Returns blocks by name and place, without those that have no elements."""
     found: dict[str, dict[torch.Size, TensorBlock]] = {}
     for block in blocks:
@@ -188,7 +193,7 @@ def _find(held: Held, index: MetadataIndex) -> torch.Tensor:
     return held[index.fqn][index.offset].values
 
 
-class BlockSavePlanner(DefaultSavePlanner):
+class _SavePlanner(DefaultSavePlanner):
     """Plans to write the blocks of this rank. DCP drops the blocks that another rank writes."""
 
     def __init__(self, held: Held) -> None:

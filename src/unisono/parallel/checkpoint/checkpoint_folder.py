@@ -12,7 +12,8 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 _LATEST, _EXTRA, _METADATA, _PREFIX = "latest", "extra.json", ".metadata", "checkpoint-"
 _TOKEN = "token"
 """File that the first rank writes before a save. The others check that they see it."""
+_SHOWN = 3  # problems that an error names
 _FILES = (_EXTRA, "extra.new", _METADATA, ".metadata.tmp", _TOKEN, "token.new")
 """Files of a checkpoint's subfolder, besides the blocks in files of `.distcp`."""
 
@@ -116,6 +118,16 @@ def raise_on_all(problem: str, group: dist.ProcessGroup | None) -> None:
     every = len(ranks) == len(problems)
     who = "" if every else f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}: "
     raise ValueError(who + problems[ranks[0]])
+
+
+def require_fit(path: Path, problems: Sequence[str], group: dist.ProcessGroup | None) -> None:
+    """Raises `ValueError` on all ranks if a rank has problems with the files. Collective.
+
+    The error names the first problems of all ranks.
+    """
+    if every := list(dict.fromkeys(chain.from_iterable(from_all(problems, group)))):
+        more = f"; {len(every) - _SHOWN} more" if len(every) > _SHOWN else ""
+        raise ValueError(f"{path} does not fit: {'; '.join(every[:_SHOWN])}{more}")
 
 
 def _make_subfolder(folder: Path) -> tuple[str, str, str]:

@@ -18,18 +18,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import distributed as dist
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
-from torch.distributed.checkpoint.state_dict_saver import save
 
-from unisono.parallel.checkpoint.block_checkpoint import (
-    BlockSavePlanner,
-    alone_is_meant,
-    held_blocks,
-)
+from unisono.parallel.checkpoint.block_checkpoint import write_blocks
 from unisono.parallel.checkpoint.checkpoint_folder import (
     begin_checkpoint,
     from_all,
     is_first,
     raise_on_all,
+    require_fit,
 )
 from unisono.parallel.checkpoint.tensor_block import TensorBlock
 
@@ -37,7 +33,6 @@ _SUFFIX, _INDEX = ".safetensors", "model.safetensors.index.json"
 _SCALARS = f"model-scalars{_SUFFIX}"
 _FILE_BYTES = 5 * 10**9
 """Largest sum of the tensors of a file; a larger tensor has a file of its own."""
-_SHOWN = 3  # problems that an error names
 _TYPES = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16,
     "I32": torch.int32, "I64": torch.int64, "C64": torch.complex64,
@@ -61,21 +56,13 @@ def export_blocks(
     Raises `ValueError` on all ranks unless all see the same folder and can write.
     """
     path = begin_checkpoint(folder, group)
-    held = held_blocks([each for each in blocks if not _is_scalar(each)])
     writer = HuggingFaceStorageWriter(
         path=str(path),
         fqn_to_index_mapping=_file_numbers(blocks, group),
         save_distributed=True,
         enable_consolidation=True,
     )
-    with alone_is_meant():
-        save(
-            dict.fromkeys(held),
-            storage_writer=writer,
-            planner=BlockSavePlanner(held),
-            process_group=group,
-            no_dist=not dist.is_initialized(),
-        )
+    write_blocks([each for each in blocks if not _is_scalar(each)], group, storage_writer=writer)
     scalars = _scalars(blocks, group)
     problem = ""
     if is_first(group):
@@ -159,7 +146,8 @@ def load_safetensors(
     shape or kind of elements, or if the files have tensors that no rank has.
     """
     held = [each for each in blocks if each.values.numel()]
-    problems, files, names = list[str](), dict[str, Path](), dict[str, str]()
+    unread, problems = "", list[str]()
+    files, names = dict[str, Path](), dict[str, str]()
     try:
         files = _files_of(path)
         for each in held:
@@ -167,14 +155,15 @@ def load_safetensors(
             names[each.name] = next((name for name in possible if name in files), each.name)
         problems = _problems(files, names, held)
     except (OSError, ValueError, SafetensorError) as error:
-        problems = [str(error)]
-    raise_on_all(_text(path, problems), group)
+        unread = f"{path}: {error}"
+    raise_on_all(unread, group)
+    require_fit(path, problems, group)
     known = {name for own in from_all([each.name for each in blocks], group) for name in own}
     known |= {each for name in known for each in others.get(name, ())}
     strangers = [
         f"has {name!r}, which this model does not have" for name in files if name not in known
     ]
-    raise_on_all(_text(path, strangers), group)
+    require_fit(path, strangers, group)
     with torch.no_grad():
         for file, block in _opened(files, names, held):
             block.values.copy_(_part(file, names[block.name], block))
@@ -236,11 +225,3 @@ def _part(file: Any, name: str, block: TensorBlock) -> torch.Tensor:
     ends = zip(block.start, block.values.shape, strict=True)
     part: torch.Tensor = file.get_slice(name)[tuple(slice(a, a + n) for a, n in ends)]
     return part
-
-
-def _text(path: Path, problems: Sequence[str]) -> str:
-    """Returns the first problems as the text of an error; "" without problems."""
-    if not problems:
-        return ""
-    more = f"; {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
-    return f"{path} does not fit: {'; '.join(problems[:_SHOWN])}{more}"

@@ -23,11 +23,11 @@ class Microbatch:
     """A rank's part of a microbatch."""
 
     inputs: Any
-    """What the model is called with: the inputs of `step(inputs, targets)`, or a part of the batch.
+    """Arguments of the model: the inputs of `step(inputs, targets)`, or a part of the batch.
     Has at least one sample, which does not count if the rank has none: many modules do not accept
     arrays without elements."""
     targets: Any
-    """What the loss gets after the output: the targets, or the same part of the batch."""
+    """Argument of the loss after the output: the targets, or the same part of the batch."""
     passed: int
     """Number of samples in `inputs`."""
     own: int

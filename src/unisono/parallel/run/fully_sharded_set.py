@@ -255,7 +255,7 @@ def gather_traffic(stage: nn.Module, mesh: TrainingMesh) -> dict[str, float]:
         if isinstance(each, DTensor):
             name = (each.device_mesh.mesh_dim_names or ("shard",))[-1]
             ranks = len(mesh.ranks(name))
-            found[name] += (ranks - 1) * _part_elements(each, ranks) * each.element_size()
+            found[name] += _gather_bytes(each, ranks)
     return dict(found)
 
 
@@ -276,8 +276,7 @@ def frozen_traffic(
             module, name = owners[held.values], shard_name(held.block)
             again = mesh.layout.zero == 3 and mesh.layout.pp == 1 and module.is_gathered_again
             times = min(microbatches if mesh.layout.pp == 1 else 1, module.calls)
-            part = _part_elements(held.values, len(mesh.ranks(name)))
-            sent = (len(mesh.ranks(name)) - 1) * part * held.values.element_size()
+            sent = _gather_bytes(held.values, len(mesh.ranks(name)))
             found[name] += times * (1 + again) * sent
     return dict(found)
 
@@ -291,6 +290,11 @@ def split_dim(parameter: DTensor) -> int:
 def _local(parameter: torch.Tensor) -> torch.Tensor:
     assert isinstance(parameter, DTensor)
     return parameter.to_local()
+
+
+def _gather_bytes(parameter: nn.Parameter, ranks: int) -> int:
+    """Returns the bytes that a rank sends to gather a parameter that is split over the ranks."""
+    return (ranks - 1) * _part_elements(parameter, ranks) * parameter.element_size()
 
 
 def _part_elements(parameter: nn.Parameter, ranks: int) -> int:

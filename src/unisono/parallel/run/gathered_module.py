@@ -97,7 +97,7 @@ class GatheredModule:
 
     @property
     def is_gathered_again(self) -> bool:
-        """Whether the last backward pass gathered the parameters, with ZeRO-3.
+        """True if the last backward pass gathered the parameters, with ZeRO-3.
 
         Torch gathers those of each module that a gradient reaches, and in advance those of the
         module before it.

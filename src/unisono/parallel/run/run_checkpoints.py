@@ -27,11 +27,11 @@ from unisono.parallel.run.parameter_sets import HeldParameter, ParameterSet
 from unisono.parallel.run.run_state import (
     arrays_of,
     begin_states,
+    model_blocks,
     saved_states,
     state_blocks,
     state_name,
     states_of,
-    untrained_blocks,
     weight_blocks,
 )
 from unisono.parallel.training_mesh import TrainingMesh
@@ -88,8 +88,7 @@ class RunCheckpoints:
         return int(checkpoint.extra["steps"])
 
     def _model_blocks(self) -> list[TensorBlock]:
-        untrained = untrained_blocks(self._frozen, self._modules, self._mesh)
-        return weight_blocks(self._sets, self._mesh) + untrained
+        return model_blocks(self._sets, self._frozen, self._modules, self._mesh)
 
     def _state_blocks(self) -> list[TensorBlock]:
         """Returns the optimizer states of this rank. Collective.

@@ -32,6 +32,16 @@ def weight_blocks(sets: Sequence[ParameterSet], mesh: TrainingMesh) -> list[Tens
     ]
 
 
+def model_blocks(
+    sets: Sequence[ParameterSet],
+    frozen: Sequence[HeldParameter],
+    modules: Sequence[nn.Module],
+    mesh: TrainingMesh,
+) -> list[TensorBlock]:
+    """Returns this rank's blocks of all parameters, and of persistent buffers, as views."""
+    return weight_blocks(sets, mesh) + _untrained_blocks(frozen, modules, mesh)
+
+
 def state_blocks(
     sets: Sequence[ParameterSet], optimizer: torch.optim.Optimizer, mesh: TrainingMesh
 ) -> list[TensorBlock]:
@@ -99,7 +109,7 @@ def saved_states(names: Iterable[str]) -> dict[str, set[str]]:
     return found
 
 
-def untrained_blocks(
+def _untrained_blocks(
     frozen: Sequence[HeldParameter], modules: Sequence[nn.Module], mesh: TrainingMesh
 ) -> list[TensorBlock]:
     """Returns this rank's blocks of parameters that are not trained, and of persistent buffers."""

@@ -13,7 +13,7 @@ from torch import nn
 from unisono.parallel import checkpoint
 from unisono.parallel.checkpoint import TensorBlock
 from unisono.parallel.run.parameter_sets import HeldParameter, ParameterSet
-from unisono.parallel.run.run_state import untrained_blocks, weight_blocks
+from unisono.parallel.run.run_state import model_blocks
 from unisono.parallel.run.tied_parameters import find_ties
 from unisono.parallel.training_mesh import TrainingMesh
 
@@ -22,7 +22,7 @@ _CONFIGS = ("config", "generation_config")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelFiles:
-    """What an export of a whole model needs, noted before the model is divided."""
+    """Facts about a whole model that an export needs, noted before the model is divided."""
 
     other_names: Mapping[str, tuple[str, ...]]
     """The further names of each parameter that has several."""
@@ -73,5 +73,4 @@ class RunWeights:
         checkpoint.load_safetensors(path, self._blocks(), others=self._files.other_names)
 
     def _blocks(self) -> list[TensorBlock]:
-        untrained = untrained_blocks(self._frozen, self._modules, self._mesh)
-        return weight_blocks(self._sets, self._mesh) + untrained
+        return model_blocks(self._sets, self._frozen, self._modules, self._mesh)

@@ -1,8 +1,8 @@
 """Outputs of modules in which `fully_shard` does not find the tensors.
 
 `fully_shard` gathers weights for the backward pass when a gradient reaches a tensor of a module's
-output. It looks into tuples, lists, dicts and registered types, but not into dataclasses and other
-mappings, as which models return a loss and logits.
+output. It finds those in tuples, lists, dicts and registered types, but not in dataclasses and
+other mappings, as which models return a loss and logits.
 """
 
 from __future__ import annotations
