@@ -4,8 +4,10 @@ memory, and over Gloo.
     build/integrations/vllm/bin/python benchmarks/vllm_decode.py --ranks 2
 
 The environment is that of `make integrations FRAMEWORKS=vllm`. Each contestant is an engine of vLLM
-with the same small Llama. The engines take turns; an engine without work sleeps. The tokens of all
-must be equal. The times are those of steps that decode one token of each sequence.
+with the same small Llama. The engines take turns; an engine without work sleeps. Each round starts
+them anew, because engines of one kind differ by 10 %. The tokens of all must be equal
+(`--any-tokens`: Gloo adds 4 ranks in another order). The times are those of steps that decode one
+token of each sequence.
 """
 
 from __future__ import annotations
@@ -85,6 +87,12 @@ class Engine:
                 return texts, times[WARM_UP:]
         raise SystemExit(f"the engine of {self.name} has ended")
 
+    def close(self) -> None:
+        """Ends the engine."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(60)
+
 
 def write_plugin(folder: Path) -> None:
     """Writes a plug-in of vLLM that turns its shared memory off, so that Gloo remains."""
@@ -106,26 +114,39 @@ def compare(options: argparse.Namespace) -> None:
         plugin = Path(temporary) / "plugin"
         write_plugin(plugin)
         folder = save(Path(temporary) / "model", **MODEL)
-        engines = [Engine(name, folder, options, str(plugin)) for name in options.contestants]
-        times: dict[str, list[list[float]]] = {each.name: [] for each in engines}
-        expected = None
-        for turn in range(options.turns + 1):
-            for each in engines[turn % len(engines) :] + engines[: turn % len(engines)]:
-                texts, found = each.turn(options.sequences, options.tokens)
-                expected = expected or texts
-                if texts != expected:
-                    print(f"{each.name}: other tokens in turn {turn}", flush=True)
-                    if options.exact:
-                        raise SystemExit(1)
-                if turn:
-                    times[each.name].append(found)
-                time.sleep(PAUSE_S)
-        load = os.getloadavg()[0]
-        for each in engines:
-            assert each.process.stdin is not None
-            each.process.stdin.close()
-            each.process.wait(60)
-    report(options, times, load)
+        times: dict[str, list[list[float]]] = {name: [] for name in options.contestants}
+        expected: list[list[list[int]]] = []
+        for number in range(options.rounds):
+            first = number % len(options.contestants)
+            names = options.contestants[first:] + options.contestants[:first]
+            engines = [Engine(name, folder, options, str(plugin)) for name in names]
+            try:
+                take_turns(engines, options, expected, times)
+            finally:
+                for each in engines:
+                    each.close()
+        report(options, times, os.getloadavg()[0])
+
+
+def take_turns(
+    engines: list[Engine],
+    options: argparse.Namespace,
+    expected: list[list[list[int]]],
+    times: dict[str, list[list[float]]],
+) -> None:
+    """Adds the step times of some turns of each engine. The first turn is not counted."""
+    for turn in range(options.turns + 1):
+        for each in engines[turn % len(engines) :] + engines[: turn % len(engines)]:
+            texts, found = each.turn(options.sequences, options.tokens)
+            if not expected:
+                expected.append(texts)
+            if texts != expected[0]:
+                print(f"{each.name}: other tokens in turn {turn}", flush=True)
+                if options.exact:
+                    raise SystemExit(1)
+            if turn:
+                times[each.name].append(found)
+            time.sleep(PAUSE_S)
 
 
 def report(options: argparse.Namespace, times: dict[str, list[list[float]]], load: float) -> None:
@@ -154,6 +175,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--sequences", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=3, help="each starts the engines anew")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--bind", default="nobind", help="VLLM_CPU_OMP_THREADS_BIND")
     parser.add_argument("--eager", action="store_true", help="without torch.compile")

@@ -91,6 +91,17 @@ void settle_on_core(unsigned index) noexcept {
     ::sched_setaffinity(0, sizeof before, &before);
 }
 
+bool leave_core(int core) noexcept {
+    cpu_set_t before;
+    if (::sched_getaffinity(0, sizeof before, &before) != 0) return false;
+    cpu_set_t others = before;
+    CPU_CLR(core, &others);
+    if (CPU_COUNT(&others) == 0 || ::sched_setaffinity(0, sizeof others, &others) != 0)
+        return false;
+    ::sched_setaffinity(0, sizeof before, &before);
+    return true;
+}
+
 double probe_core_latency_s(unsigned samples) {
     constexpr uint32_t kTrips = 20;  // round trips per sample
     const std::vector<int> usable = cores();

@@ -28,4 +28,8 @@ namespace unisono {
 // rebalances.
 void settle_on_core(unsigned index) noexcept;
 
+// Moves the calling thread away from a core, without a lasting restriction. Returns false if it may
+// use no other core.
+bool leave_core(int core) noexcept;
+
 }  // namespace unisono

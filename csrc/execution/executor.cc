@@ -48,6 +48,7 @@ Executor::Executor(View& view, Membership& members, Waiter waiter, StoreRule sto
       stores_(stores),
       distance_(members.ranks()),
       own_(view.own()),
+      core_sharing_(own_),
       passed_(members.ranks(), 0),
       call_check_(view, members),
       staging_rings_{StagingRing(view, 0), StagingRing(view, 1), StagingRing(view, 2)},
@@ -65,6 +66,7 @@ void Executor::begin(Execution& call) {
     }
     call.seq = next_number();
     call_check_.enter(call.seq, call.args, call.hash);
+    core_sharing_.publish();
     if (remote_slots_ && call.lead > 0)
         remote_slots_->acknowledge_all(call.staging->place(0).size_class);
 }

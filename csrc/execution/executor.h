@@ -11,6 +11,7 @@
 #include "core/call.h"
 #include "core/operation_counters.h"
 #include "execution/call_check.h"
+#include "execution/core_sharing.h"
 #include "execution/plan.h"
 #include "execution/remote_slots.h"
 #include "execution/store_policy.h"
@@ -163,6 +164,8 @@ class Executor {
         Deadline& deadline;
         const Interrupted& interrupted;
         double limit_s;
+        // Returns true if the thread of the program waits. A background thread has no signals.
+        [[nodiscard]] bool in_foreground() const noexcept { return static_cast<bool>(interrupted); }
         [[nodiscard]] std::string late(const CallCheck& call_check) const {
             return call_check.late(call.seq, deadline.timeout_s());
         }
@@ -224,6 +227,7 @@ class Executor {
     StoreRule stores_;
     Distance distance_;
     RankControl& own_;
+    CoreSharing core_sharing_;
     std::atomic<uint64_t> calls_{0};  // Other threads may read it.
     uint64_t base_ = 0;               // Progress at the start of the current step.
     uint64_t last_hash_ = 0;          // Fingerprint of the previous call.

@@ -117,10 +117,14 @@ bool Executor::wait_local(Wait& wait, uint32_t peer, Ready ready) {
         const Woken woken = sleep_on(doorbell, awake, nap_s);
         return woken == Woken::timed_out && nap_s < seconds ? Woken::rung : woken;
     };
+    const auto inspect = [&] {
+        call_check_.inspect(peer, wait.call.seq, view_.has_left(peer));
+        if (wait.in_foreground() && !waiter_.oversubscribed())
+            core_sharing_.end(view_.control(peer));
+    };
     return waiter_.wait(
-        rest, ready, [&] { call_check_.inspect(peer, wait.call.seq, view_.has_left(peer)); },
-        [&] { return wait.late(call_check_); }, waited_ns(wait), wait.deadline, wait.interrupted,
-        wait.limit_s);
+        rest, ready, inspect, [&] { return wait.late(call_check_); }, waited_ns(wait),
+        wait.deadline, wait.interrupted, wait.limit_s);
 }
 
 template <class Ready>

@@ -1,0 +1,98 @@
+// Tests of the moves of a thread from core to core.
+#include <sched.h>
+
+#include <functional>
+#include <thread>
+
+#include "core/control_words.h"
+#include "execution/core_sharing.h"
+#include "execution/cpu_cores.h"
+#include "tests/report.h"
+
+using namespace unisono;
+using namespace unisono::test;
+
+namespace {
+
+constexpr int kTries = 20;  // the kernel may move the thread between two statements
+
+cpu_set_t affinity() {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    ::sched_getaffinity(0, sizeof set, &set);
+    return set;
+}
+
+// Returns true if the thread waits on another core after a call on the core of its peer.
+bool parts(RankControl& own, int32_t offset) {
+    RankControl peer;
+    CoreSharing sharing(own);
+    const int core = ::sched_getcpu();
+    peer.core.store(core + offset, std::memory_order_relaxed);
+    sharing.end(peer);
+    return ::sched_getcpu() != core;
+}
+
+void check_leaving(Report& report) {
+    const cpu_set_t before = affinity();
+    int left = 0;
+    for (int i = 0; i < kTries; ++i) {
+        const int core = ::sched_getcpu();
+        left += leave_core(core) && ::sched_getcpu() != core;
+    }
+    const cpu_set_t after = affinity();
+    report.check(CPU_EQUAL(&before, &after), "a move leaves no restriction");
+    report.check(left > kTries / 2 || usable_cores() == 1, "the thread leaves its core");
+}
+
+void check_only_core(Report& report) {
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(::sched_getcpu(), &one);
+    ::sched_setaffinity(0, sizeof one, &one);
+    report.check(!leave_core(::sched_getcpu()), "a thread bound to one core stays");
+    const cpu_set_t after = affinity();
+    report.check(CPU_EQUAL(&one, &after), "a bound thread stays bound");
+}
+
+void check_sharing(Report& report) {
+    RankControl own;
+    int shared = 0, apart = 0;
+    for (int i = 0; i < kTries; ++i) {
+        shared += parts(own, 0);
+        apart += parts(own, 1);
+    }
+    report.check(shared > kTries / 2 || usable_cores() == 1, "a rank leaves the core of its peer");
+    report.check(apart < kTries / 2, "a rank alone on its core stays");
+}
+
+void check_pause(Report& report) {
+    RankControl own, peer;
+    CoreSharing sharing(own);
+    int moves = 0;
+    for (int i = 0; i < kTries; ++i) {
+        const int core = ::sched_getcpu();
+        peer.core.store(core, std::memory_order_relaxed);
+        sharing.end(peer);
+        moves += ::sched_getcpu() != core;
+    }
+    report.check(moves < kTries / 2, "a rank does not move all the time");
+}
+
+void check_publishing(Report& report) {
+    RankControl own;
+    CoreSharing(own).publish();
+    report.check(own.core.load(std::memory_order_relaxed) >= 0, "a rank publishes its core");
+}
+
+}  // namespace
+
+int main() {
+    Report report;
+    check_leaving(report);
+    check_sharing(report);
+    check_pause(report);
+    check_publishing(report);
+    std::thread(check_only_core, std::ref(report)).join();
+    return report.finish();
+}
