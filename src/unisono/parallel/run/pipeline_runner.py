@@ -23,6 +23,7 @@ from unisono.parallel.run.torch_schedules import (
 from unisono.parallel.run.traced_stages import TracedStage
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import TaskGroup
+from unisono.torch_backend import skip_message_setup
 
 _PartLoss = Callable[[Any, Microbatch], torch.Tensor]
 
@@ -169,12 +170,14 @@ class PipelineRunner:
 
     def _make_schedule(self) -> Any:
         layout = self._mesh.layout
-        return schedule_class(layout)(
+        schedule = schedule_class(layout)(
             self._stages[0] if is_single(layout) else self._stages,
             self._count,
             loss_fn=self._loss_of,
             scale_grads=False,
         )
+        skip_message_setup(schedule)  # not all ranks may make a schedule at the same step
+        return schedule
 
 
 def _begun(operation: dist.P2POp) -> Any:

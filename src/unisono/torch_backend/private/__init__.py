@@ -45,6 +45,7 @@ from unisono.torch_backend.private.modules import (
     own_children,
     own_parameters,
     pipeline_stage_base,
+    skip_message_setup,
     split_groups,
     whole_parameter,
 )
@@ -134,6 +135,7 @@ __all__ = [
     "saved_by",
     "serve_device",
     "set_default_backend",
+    "skip_message_setup",
     "span",
     "split_groups",
     "storage_number",

@@ -67,6 +67,13 @@ def pipeline_stage_base() -> Any:
     return stage._PipelineStageBase
 
 
+def skip_message_setup(schedule: Any) -> None:
+    """Keeps a pipeline schedule from a collective before its first pass, by which torch 2.15 makes
+    connections. Earlier versions do not read the attribute.
+    """
+    schedule._p2p_initialized = True
+
+
 def split_groups(module: Any) -> list[Any]:
     """Returns the groups of parameters that `fully_shard` splits for a module. A group has a list
     `fsdp_params`, and a method `post_backward` that sums the gradients of all ranks.
