@@ -142,6 +142,28 @@ def own_traced_pipelines(world):
     )
 
 
+class Converting(nn.Module):
+    """Computes norms in float32, in the type of their inputs otherwise."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x):
+        for layer in self.layers:
+            exact = x.to(torch.float32)
+            x = layer((exact * torch.rsqrt(exact.square().mean(-1, keepdim=True))).to(x.dtype))
+        return x.to(torch.float32)
+
+
+def own_traced_conversions(world):
+    """Tests that a traced conversion takes the type that its input has under autocast."""
+    torch.manual_seed(6)
+    batches = [(torch.randn(8, 8), torch.rand(8, 8)) for _ in range(2)]
+    compare("pp=2,dp=2", Converting, nn.MSELoss, batches, microbatches=2, example=batches[0][0])
+
+
 class Recomputed(nn.Module):
     """Calls one module twice and recomputes it in the backward pass."""
 

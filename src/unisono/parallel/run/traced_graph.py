@@ -44,6 +44,7 @@ def trace(model: nn.Module, *example: torch.Tensor) -> TracedGraph:
         raise ValueError(_reason(name, error)) from error
     module = exported.module(check_guards=False)
     assert isinstance(module, fx.GraphModule)
+    _remove_type_checks(module)
     first = next(node for node in module.graph.nodes if node.op == "placeholder")
     mode = first.meta["val"].fake_mode  # torch.export has traced with tensors without data
     try:
@@ -52,6 +53,16 @@ def trace(model: nn.Module, *example: torch.Tensor) -> TracedGraph:
         raise ValueError(_reason(name, error)) from error
     _refuse_functions(name, output)
     return _measure(module, example, mode)
+
+
+def _remove_type_checks(module: fx.GraphModule) -> None:
+    """Removes the checks by which a traced conversion `x.to(dtype)` expects the type of x that it
+    had in the trace: under autocast, x has another type.
+    """
+    for node in list(module.graph.nodes):
+        if node.target is torch.ops.aten._assert_tensor_metadata.default:
+            module.graph.erase_node(node)
+    module.recompile()
 
 
 def _reason(name: str, error: Exception) -> str:
