@@ -30,7 +30,7 @@ _FOLDER = _ROOT / "build" / "torch"
 _PACKAGES = (
     "numpy>=1.26", "cloudpickle>=3", "psutil>=5.9", "typer>=0.12", "rich>=13", "scikit-learn>=1.4",
     "matplotlib>=3.8", "networkx>=3.2", "pytest>=8", "hypothesis>=6", "pytest-timeout>=2",
-    "pytest-xdist>=3.6", "pyyaml>=6", "jinja2>=3", "jsonschema>=4",
+    "pytest-xdist>=3.6", "pyyaml>=6", "jinja2>=3", "jsonschema>=4", "safetensors>=0.5",
 )  # fmt: skip
 
 
