@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         parallelize,
         pipeline_schedule,
     )
+    from unisono.parallel.tensor_plan import ModelPlan, plan
     from unisono.parallel.training_mesh import TrainingMesh
     from unisono.planner import Layout
 
@@ -95,6 +96,7 @@ __getattr__ = lazy_names(
             "pipeline_schedule",
         ],
         "unisono.parallel.data_parallelism.sharded_optimizer": ["ShardedOptimizer"],
+        "unisono.parallel.tensor_plan": ["ModelPlan", "plan"],
         "unisono.parallel.compression.top_k_codec": ["TopK"],
         "unisono.parallel.training_mesh": ["TrainingMesh"],
         "unisono.planner": ["Layout"],
@@ -116,6 +118,7 @@ __all__ = [
     "Layout",
     "LocalSGD",
     "LostUpdates",
+    "ModelPlan",
     "ParallelRun",
     "ParameterServer",
     "ParameterServerStats",
@@ -141,4 +144,5 @@ __all__ = [
     "parallelize",
     "pipeline_schedule",
     "place_tables",
+    "plan",
 ]

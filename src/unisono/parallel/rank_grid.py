@@ -17,7 +17,7 @@ from unisono.planner import Layout, nearest_divisor
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp_depth", "tp_row", "tp_column")
 """The axes of the ranks, the slowest first. The last three axes are the grid of `tp`, which is a
-line of columns for 1D `Layout.tensor`."""
+line of columns for 1D `Layout.tensor`, unless ranks hold copies of heads."""
 EXPERT_AXES = ("pp", "dp_replicate", "edp", "ep")
 """The axes of the ranks for experts. Ranks that differ along `ep` hold different experts; ranks
 that differ along `edp` hold the same experts and see different tokens."""
@@ -64,8 +64,12 @@ class RankGrid:
     ((4, 5), (5, 7), (1, 5))
     """
 
-    def __init__(self, layout: Layout) -> None:
-        """Raises `ValueError` if `ep` is not a divisor of dp / dp_replicate x cp x tp."""
+    def __init__(self, layout: Layout, *, head_copies: int = 1) -> None:
+        """`head_copies`: number of adjacent ranks of a 1D `tp` that hold the same heads of keys and
+        values. These ranks are a row of the grid of `tp`: they differ along `tp_column`.
+
+        Raises `ValueError` if `ep` is not a divisor of dp / dp_replicate x cp x tp.
+        """
         shards = layout.dp // layout.dp_replicate
         replica = shards * layout.cp * layout.tp
         if replica % layout.ep:
@@ -82,7 +86,7 @@ class RankGrid:
                 "dp_replicate": layout.dp_replicate,
                 "dp_shard": shards,
                 "cp": layout.cp,
-                **_grid_sizes(layout),
+                **_grid_sizes(layout, head_copies),
                 "edp": replica // layout.ep,
                 "ep": layout.ep,
             }
@@ -135,7 +139,9 @@ class RankGrid:
         return tuple(self.sizes[axis] for axis in axes)
 
 
-def _grid_sizes(layout: Layout) -> dict[str, int]:
+def _grid_sizes(layout: Layout, head_copies: int) -> dict[str, int]:
+    if head_copies > 1:
+        return {"tp_depth": 1, "tp_row": layout.tp // head_copies, "tp_column": head_copies}
     return {f"tp_{name}": size for name, size in layout.tensor_grid._asdict().items()}
 
 

@@ -37,8 +37,8 @@ class TrainingMesh:
     have the timeout of the default group.
     """
 
-    def __init__(self, layout: Layout) -> None:
-        """Makes all groups. Collective.
+    def __init__(self, layout: Layout, *, head_copies: int = 1) -> None:
+        """Makes all groups. Collective. `head_copies`: see `RankGrid`.
 
         Raises `ValueError` if the layout has another number of ranks than the default group.
         """
@@ -49,7 +49,7 @@ class TrainingMesh:
                 f"= {layout.dp} x {layout.tp} x {layout.pp} x {layout.cp} = {layout.devices}"
             )
         self.layout = layout
-        self.grid = RankGrid(layout)
+        self.grid = RankGrid(layout, head_copies=head_copies)
         self.rank = dist.get_rank()
         self.coordinates: Mapping[str, int] = MappingProxyType(self.grid.coordinates(self.rank))
         """Coordinate of this rank along each axis."""

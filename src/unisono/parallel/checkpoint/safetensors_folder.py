@@ -10,6 +10,8 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import distributed as dist
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
 
 from unisono.parallel.checkpoint.block_checkpoint import write_blocks
 from unisono.parallel.checkpoint.checkpoint_folder import (
@@ -30,6 +35,7 @@ from unisono.parallel.checkpoint.checkpoint_folder import (
 from unisono.parallel.checkpoint.tensor_block import TensorBlock
 
 _SUFFIX, _INDEX = ".safetensors", "model.safetensors.index.json"
+_MOST_RANKS = 10**6
 _SCALARS = f"model-scalars{_SUFFIX}"
 _FILE_BYTES = 5 * 10**9
 """Largest sum of the tensors of a file; a larger tensor has a file of its own."""
@@ -56,13 +62,14 @@ def export_blocks(
     Raises `ValueError` on all ranks unless all see the same folder and can write.
     """
     path = begin_checkpoint(folder, group)
-    writer = HuggingFaceStorageWriter(
+    writer = _Writer(
         path=str(path),
         fqn_to_index_mapping=_file_numbers(blocks, group),
         save_distributed=True,
         enable_consolidation=True,
     )
-    write_blocks([each for each in blocks if not _is_scalar(each)], group, storage_writer=writer)
+    arrays = [replace(b, values=b.values.contiguous()) for b in blocks if not _is_scalar(b)]
+    write_blocks(arrays, group, storage_writer=writer)
     scalars = _scalars(blocks, group)
     problem = ""
     if is_first(group):
@@ -74,6 +81,29 @@ def export_blocks(
             problem = f"{folder}: {error}"
             shutil.rmtree(path, ignore_errors=True)
     raise_on_all(problem, group)
+
+
+class _Writer(HuggingFaceStorageWriter):
+    """Writes several blocks of a tensor into several files: a file of safetensors has each name
+    once."""
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Writes the blocks of this rank."""
+        of_tensors: dict[str, list[WriteItem]] = {}
+        for each in plan.items:
+            of_tensors.setdefault(each.index.fqn, []).append(each)
+        written: list[WriteResult] = []
+        for place, items in enumerate(zip_longest(*of_tensors.values())):
+            number = plan.storage_data["shard_index"] + place * _MOST_RANKS
+            part = replace(
+                plan,
+                items=[each for each in items if each is not None],
+                storage_data={**plan.storage_data, "shard_index": number},
+            )
+            written += super().write_data(part, planner).wait()
+        done: Future[list[WriteResult]] = Future()
+        done.set_result(written)
+        return done
 
 
 def _file_numbers(blocks: Sequence[TensorBlock], group: dist.ProcessGroup | None) -> dict[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -12,10 +12,13 @@ from unisono.planner import part_of
 
 _ATTRIBUTE = "unisono_block"
 
+Span = tuple[int, int]
+"""Indices along a dimension: the first one, and their number."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParameterBlock:
-    """A rectangular block of a parameter of the whole model."""
+    """A block of a parameter of the whole model: a rectangle, or several that are joined."""
 
     shape: tuple[int, ...]
     """The shape of the whole parameter."""
@@ -26,6 +29,11 @@ class ParameterBlock:
     different tokens."""
     held_by: str = "stage"
     """Name in `GROUPS` of the group whose ranks hold this block."""
+    dim: int = 0
+    """The dimension along which `spans` are joined."""
+    spans: tuple[Span, ...] = ()
+    """The ranges of the whole parameter along `dim` that the block joins, such as a part of the
+    queries, keys and values of a fused projection. Empty for a rectangle."""
 
 
 def block_of(parameter: nn.Parameter) -> ParameterBlock:
@@ -39,10 +47,7 @@ def block_of(parameter: nn.Parameter) -> ParameterBlock:
 def mark(parameter: nn.Parameter, *, summed_over: str, held_by: str = "stage") -> None:
     """Records which groups sum and hold a parameter; its block stays the same."""
     known = block_of(parameter)
-    block = ParameterBlock(
-        shape=known.shape, start=known.start, summed_over=summed_over, held_by=held_by
-    )
-    setattr(parameter, _ATTRIBUTE, block)
+    setattr(parameter, _ATTRIBUTE, replace(known, summed_over=summed_over, held_by=held_by))
 
 
 def cut(
@@ -89,23 +94,77 @@ def keep(
     >>> linear.weight.shape, block_of(linear.weight).start
     (torch.Size([4, 1]), (1, 2))
     """
+    parameter = _parameter(module, name)
+    known = block_of(parameter)
+    part = tuple(slice(a, a + count) for a, count in zip(start, sizes, strict=True))
+    block = ParameterBlock(
+        shape=known.shape,
+        start=tuple(a + b for a, b in zip(known.start, start, strict=True)),
+        summed_over=summed_over,
+        held_by=held_by,
+    )
+    _replace(module, name, parameter.detach()[part], block)
+
+
+def keep_spans(
+    module: nn.Module,
+    name: str,
+    *,
+    dim: int,
+    spans: Sequence[Span],
+    summed_over: str,
+    held_by: str,
+) -> None:
+    """Replaces a module's whole parameter by these ranges of it along `dim`, joined.
+
+    >>> linear = nn.Linear(3, 8)
+    >>> keep_spans(linear, "bias", dim=0, spans=[(0, 2), (4, 2)], summed_over="own", held_by="own")
+    >>> linear.bias.shape, block_of(linear.bias).spans
+    (torch.Size([4]), ((0, 2), (4, 2)))
+    """
+    parameter = _parameter(module, name)
+    joined = _joined(spans)
+    start = [0] * parameter.dim()
+    start[dim] = joined[0][0]
+    block = ParameterBlock(
+        shape=tuple(parameter.shape),
+        start=tuple(start),
+        summed_over=summed_over,
+        held_by=held_by,
+        dim=dim,
+        spans=joined if len(joined) > 1 else (),
+    )
+    parts = [parameter.detach().narrow(dim, first, count) for first, count in joined]
+    _replace(module, name, torch.cat(parts, dim), block)
+
+
+def _joined(spans: Sequence[Span]) -> tuple[Span, ...]:
+    """Returns ranges with those that follow each other joined."""
+    found: list[Span] = []
+    for first, count in spans:
+        if found and sum(found[-1]) == first:
+            found[-1] = found[-1][0], found[-1][1] + count
+        else:
+            found.append((first, count))
+    return tuple(found)
+
+
+def _parameter(module: nn.Module, name: str) -> nn.Parameter:
     parameter = getattr(module, name)
     if not isinstance(parameter, nn.Parameter):
         raise ValueError(
             f"{type(module).__name__}.{name}: expected a parameter, got a tensor that the module "
             "computes, as pruning and norms of weights do; a layout that does not divide it works"
         )
-    known = block_of(parameter)
-    part = tuple(slice(a, a + count) for a, count in zip(start, sizes, strict=True))
+    return parameter
+
+
+def _replace(module: nn.Module, name: str, values: torch.Tensor, block: ParameterBlock) -> None:
+    """Replaces a module's parameter by a copy of a part of its values."""
+    parameter = getattr(module, name)
     kept = nn.Parameter(
-        parameter.detach()[part].clone(memory_format=torch.contiguous_format),
+        values.clone(memory_format=torch.contiguous_format),
         requires_grad=parameter.requires_grad,
-    )
-    block = ParameterBlock(
-        shape=known.shape,
-        start=tuple(a + b for a, b in zip(known.start, start, strict=True)),
-        summed_over=summed_over,
-        held_by=held_by,
     )
     vars(kept).update(vars(parameter))  # a program may have marked the parameter
     setattr(kept, _ATTRIBUTE, block)

@@ -12,6 +12,7 @@ from unisono.parallel.layers.feed_forward import FeedForward
 from unisono.parallel.layers.layout_dropout import BatchPlace, LayoutDropout
 from unisono.parallel.layers.linear_pair import (
     LinearPair,
+    TensorSize,
     linear_pairs,
     pair_linears,
     undivided_linear,
@@ -22,7 +23,14 @@ from unisono.parallel.layers.per_position import (
     is_elementwise,
     is_per_position,
 )
-from unisono.parallel.layers.tensor_exchanges import gather_copies, keep_part, sum_to_parts
+from unisono.parallel.layers.tensor_exchanges import (
+    copy_to_all,
+    exchange_of,
+    gather_copies,
+    keep_part,
+    sum_of_all,
+    sum_to_parts,
+)
 from unisono.parallel.layers.transformer_model import (
     DecoderLayer,
     LogitHead,
@@ -44,9 +52,12 @@ __all__ = [
     "LogitHead",
     "MixtureOfExperts",
     "SelfAttention",
+    "TensorSize",
     "TokenEmbedding",
     "TransformerModel",
+    "copy_to_all",
     "draw_weights",
+    "exchange_of",
     "gather_copies",
     "has_forward_of",
     "is_elementwise",
@@ -55,6 +66,7 @@ __all__ = [
     "linear_pairs",
     "move_rows",
     "pair_linears",
+    "sum_of_all",
     "sum_to_parts",
     "undivided_linear",
 ]

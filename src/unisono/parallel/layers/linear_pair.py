@@ -54,7 +54,8 @@ class LinearPair:
 
     def _leave(self, x: torch.Tensor) -> torch.Tensor:
         part = functional.linear(x, self._last.weight)
-        self.sums = TensorSize(part.numel(), part.element_size()), self._gradients
+        if torch.is_grad_enabled():  # an evaluation sums no gradients
+            self.sums = TensorSize(part.numel(), part.element_size()), self._gradients
         y = self._tensor.leave(part)
         return y if self._last.bias is None else y + self._last.bias
 

@@ -10,6 +10,8 @@ activation recomputation in large transformer models", 2022 (the exchanges along
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -76,6 +78,14 @@ def swap_blocks(x: torch.Tensor, group: Group, *, peer: int, width: int) -> torc
     if group is None or dist.get_rank(group) == peer:
         return x
     return _applied(_SwapBlocks, x, group, peer, width)
+
+
+def exchange_of(node: object) -> str | None:
+    """Returns the name of the function of this file whose backward pass is a node of an autograd
+    graph; None for other nodes.
+    """
+    names = {each.__name__: name for name, each in _NODES.items()}
+    return names.get(type(node).__name__.removesuffix("Backward"))
 
 
 class _CopyToAll(torch.autograd.Function):
@@ -158,6 +168,19 @@ class _SwapBlocks(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         return _swapped(gradients[0], ctx.group, ctx.peer, ctx.width), None, None, None
+
+
+_NODES: Mapping[str, type[torch.autograd.Function]] = MappingProxyType(
+    {
+        "copy_to_all": _CopyToAll,
+        "sum_of_all": _SumOfAll,
+        "gather_parts": _GatherParts,
+        "sum_to_parts": _SumToParts,
+        "gather_copies": _GatherCopies,
+        "keep_part": _KeepPart,
+        "swap_blocks": _SwapBlocks,
+    }
+)
 
 
 def _applied(node: type[torch.autograd.Function], *arguments: Any) -> torch.Tensor:

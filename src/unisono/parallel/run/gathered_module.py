@@ -112,6 +112,13 @@ class GatheredModule:
             self._whole = [each for each in found if each is not None]
         return self._whole
 
+    @property
+    def pairs(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
+        """Each split parameter with the gathered one, which the model uses while it runs."""
+        entries = [each for group in self._groups for each in group.fsdp_params]
+        found = [(each.sharded_param, whole_parameter(each)) for each in entries]
+        return [(split, whole) for split, whole in found if whole is not None]
+
     def restart(self) -> None:
         """Begins a step."""
         self._order.restart()

@@ -30,7 +30,7 @@ def graph_fault(
     allowed: set[int] | None = None
     for node in _nodes(results, inputs):
         if hasattr(node, "variable"):
-            allowed = allowed or known() | {id(each) for each in _tensors(inputs)}
+            allowed = allowed or known() | {id(each) for each in all_tensors(inputs)}
             if id(node.variable) not in allowed:
                 return _foreign(node.variable)
         elif parts > 1 and saved_by(node, "scale_grad_by_freq", False):
@@ -76,8 +76,8 @@ def _foreign(tensor: torch.Tensor) -> str:
 
 def _nodes(results: object, inputs: object) -> Iterator[Any]:
     """Yields the nodes of the graph, without those that computed the inputs."""
-    seen = {each.grad_fn for each in _tensors(inputs) if each.grad_fn is not None}
-    waiting = [each.grad_fn for each in _tensors(results)]
+    seen = {each.grad_fn for each in all_tensors(inputs) if each.grad_fn is not None}
+    waiting = [each.grad_fn for each in all_tensors(results)]
     while waiting:
         node = waiting.pop()
         if node is None or node in seen:
@@ -87,7 +87,8 @@ def _nodes(results: object, inputs: object) -> Iterator[Any]:
         waiting += [each for each, _ in node.next_functions]
 
 
-def _tensors(value: object) -> list[torch.Tensor]:
+def all_tensors(value: object) -> list[torch.Tensor]:
+    """Returns the tensors in a value of any nesting; some may be there twice."""
     found: list[torch.Tensor] = []
 
     def note(each: torch.Tensor) -> torch.Tensor:

@@ -14,11 +14,8 @@ from unisono.parallel.data_parallelism.parameter_block import block_of
 from unisono.parallel.divisible import Balanced, Divisible
 from unisono.parallel.layers import (
     CrossEntropy,
-    LogitHead,
     MixtureOfExperts,
     SelfAttention,
-    pair_linears,
-    undivided_linear,
 )
 from unisono.parallel.run.all_stages import all_stages
 from unisono.parallel.run.batch_loss import Loss
@@ -29,11 +26,7 @@ from unisono.parallel.run.built_optimizer import (
     build_optimizer,
     check_functions,
 )
-from unisono.parallel.run.divided_activations import (
-    check_activations,
-    last_head,
-    sum_gradients_over_positions,
-)
+from unisono.parallel.run.divided_activations import check_activations
 from unisono.parallel.run.elementwise_step import merge_parameters
 from unisono.parallel.run.fully_sharded_set import make_fully_sharded_sets, shard_modules
 from unisono.parallel.run.gathered_module import CallOrder, GatheredModule
@@ -49,8 +42,9 @@ from unisono.parallel.run.optimizer_units import check_optimizer
 from unisono.parallel.run.own_loss import model_loss
 from unisono.parallel.run.own_memory import own_memory
 from unisono.parallel.run.parallel_run import ParallelRun
-from unisono.parallel.run.parameter_checks import check_loss_parameters, check_parameters
+from unisono.parallel.run.parameter_checks import check_loss_parameters
 from unisono.parallel.run.parameter_sets import Group, HeldParameter, ParameterSet, make_sets
+from unisono.parallel.run.planned_division import divide_model, plan_of_all_ranks
 from unisono.parallel.run.rank_agreement import on_all_ranks
 from unisono.parallel.run.run_weights import ModelFiles
 from unisono.parallel.run.step_checks import StepChecks
@@ -65,14 +59,14 @@ from unisono.parallel.run.tied_parameters import (
 )
 from unisono.parallel.run.torch_features import check_torch
 from unisono.parallel.run.torch_schedules import check_count
+from unisono.parallel.tensor_plan import ModelPlan, StyleName
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import Layout
-from unisono.torch_backend import has_hooks
 
 
 def parallelize(
-    model: nn.Module,
-    layout: Layout,
+    model: nn.Module | ModelPlan,
+    layout: Layout | None = None,
     *,
     loss: Loss,
     optimizer: MakeOptimizer | None = None,
@@ -83,6 +77,7 @@ def parallelize(
     call: Call | None = None,
     weight: Callable[..., Any] | None = None,
     batch: Literal["global", "local"] = "global",
+    styles: Mapping[str, StyleName] | None = None,
 ) -> ParallelRun:
     """Divides a model over the ranks of torch's default group, and returns its training run.
 
@@ -106,8 +101,10 @@ def parallelize(
     - `pp`: an `nn.Sequential`, which is cut between its modules. With `example`, also another model
       that torch.export can trace: its graph is cut between its operations. Batches then have the
       shape of `example`.
-    - `tp`: modules with a method `divide(mesh)`, such as those of `TransformerModel`, and pairs of
-      `nn.Linear` in an `nn.Sequential`. Every rank of `tp` computes the other modules.
+    - `tp`: modules with a method `divide(mesh)`, such as those of `TransformerModel`, pairs of
+      `nn.Linear` in an `nn.Sequential`, models of transformers, and modules that `styles` names:
+      see `plan`, whose result may replace `model` and `layout`. Every rank of `tp` computes the
+      other modules.
     - `cp`: modules with a method `divide(mesh)`, and others that treat each position alone, which a
       class declares by `is_per_position = True`.
     - `ep`: modules with a method `divide(mesh)`.
@@ -120,19 +117,18 @@ def parallelize(
         run = parallelize(model, layout, loss=loss_fn, optimizer=adam, microbatches=4, clip=1.0)
         loss = run.step(inputs, targets)
     """
-    check_count(microbatches)
-    if clip is not None and not clip > 0:
-        raise ValueError(f"clip: expected a norm above 0, got {clip}")
-    if batch not in ("global", "local"):
-        raise ValueError(f"batch: expected 'global' or 'local', got {batch!r}")
+    _check_values(microbatches, clip, batch)
     check_functions(optimizer, named_optimizer)
     given = None if weight is None else LossWeight(weight)
+    planned = plan_of_all_ranks(model, layout, styles)
+    model, layout = planned.model, planned.layout
     model_call = ModelCall(model, call)
     parts = layout.dp * layout.cp * layout.pp * microbatches
     on_all_ranks(lambda: _check(model, layout, loss, parts))
     if isinstance(loss, CrossEntropy):
         loss = copy.copy(loss)  # the caller may use the loss with another layout
-    mesh, files = TrainingMesh(layout), ModelFiles.of(model)
+    mesh = TrainingMesh(layout, head_copies=planned.head_copies)
+    files = ModelFiles.of(model)
     former, hooks = FormerParameters(model), take_hooks(model)
     own_memory(model)
     for tensor in [*model.parameters(), *model.buffers()]:
@@ -141,7 +137,7 @@ def parallelize(
     is_balanced = any(isinstance(each, Balanced) for each in model.modules())
     order = {name: place for place, (name, _) in enumerate(model.named_parameters())}
     trained_names = [name for name, each in model.named_parameters() if each.requires_grad]
-    _divide(model, loss, mesh)
+    divide_model(planned, loss, mesh)
     _check_experts(model, layout)
     on_all_ranks(lambda: tie_again(model, ties))
     every = all_stages(
@@ -176,6 +172,7 @@ def parallelize(
         parts=parts,
         zero=layout.zero,
         experts=mesh.group("ep"),
+        is_planned=planned.is_divided,
     )
     return ParallelRun(
         stages,
@@ -199,13 +196,20 @@ def parallelize(
     )
 
 
+def _check_values(microbatches: int, clip: float | None, batch: str) -> None:
+    check_count(microbatches)
+    if clip is not None and not clip > 0:
+        raise ValueError(f"clip: expected a norm above 0, got {clip}")
+    if batch not in ("global", "local"):
+        raise ValueError(f"batch: expected 'global' or 'local', got {batch!r}")
+
+
 def _check(model: nn.Module, layout: Layout, loss: Loss, parts: int) -> None:
     """Raises `ValueError` for models and losses that the layout cannot train as one process, and
     `UnsupportedError` if this torch cannot run the layout."""
     check_torch(layout)
     _check_axes(model, layout, loss)
     check_activations(model, layout)
-    check_parameters(model)
     check_dropout(model, tp=layout.tp)
     check_means(model, parts=parts)
     check_lookups(model, parts=parts, zero=layout.zero)
@@ -251,43 +255,6 @@ def _check_grid(model: nn.Module, layout: Layout, loss: Loss) -> None:
         refused = "the loss parallel.CrossEntropy(vocab)"
     if refused:
         raise ValueError(f"tensor = {layout.tensor} needs {refused}; tensor = 1d works")
-
-
-def _divide(model: nn.Module, loss: Loss, mesh: TrainingMesh) -> None:
-    head = last_head(model)
-    for module in list(model.modules()):
-        if isinstance(module, LogitHead):
-            module.keeps_parts = module is head and isinstance(loss, CrossEntropy)
-        if isinstance(module, Divisible):
-            module.divide(mesh)
-    _check_hooks(model, mesh.layout)  # before pairs get hooks of their own
-    sum_gradients_over_positions(model, mesh.layout)
-    pairs = pair_linears(model, mesh)
-    if head is not None and isinstance(loss, CrossEntropy):
-        loss.divide(mesh)
-    if (
-        mesh.layout.tp > 1
-        and not pairs
-        and not any(isinstance(each, Divisible) for each in model.modules())
-    ):
-        raise ValueError(
-            f"tp = {mesh.layout.tp}: found nothing to divide in {type(model).__name__}"
-            f"{undivided_linear(model)}; expected "
-            "modules with a method divide(mesh), or an nn.Sequential with two nn.Linear around "
-            f"elementwise modules; dp = {mesh.layout.dp * mesh.layout.tp} without tp works"
-        )
-
-
-def _check_hooks(model: nn.Module, layout: Layout) -> None:
-    """Raises `ValueError` for hooks of modules that compute a part of their result."""
-    for name, module in model.named_modules():
-        blocks = [(each, block_of(each)) for each in module.parameters(recurse=False)]
-        is_cut = any(tuple(each.shape) != block.shape for each, block in blocks)
-        if is_cut and has_hooks(module):
-            raise ValueError(
-                f"{name}: has a hook, which would see one rank's part of the result in "
-                f"{layout.text()}; hooks of the modules around it and dp = {layout.devices} work"
-            )
 
 
 def _divide_states(

@@ -19,6 +19,7 @@ from unisono.parallel.layers import (
     LogitHead,
     MixtureOfExperts,
     SelfAttention,
+    TensorSize,
     TokenEmbedding,
     linear_pairs,
 )
@@ -28,6 +29,7 @@ from unisono.parallel.run.model_stages import stage_count, stages_of_rank
 from unisono.parallel.run.parameter_sets import ParameterSet, sum_elements
 from unisono.parallel.run.predicted_tensor_grid_traffic import grid_elements
 from unisono.parallel.run.stage_messages import HEADER_BYTES
+from unisono.parallel.tensor_plan import divided_modules
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import part_of
 
@@ -83,16 +85,25 @@ def predicted_bytes(
                 found[mesh.counted_as(axis)] += elements * size.item_bytes
             if mesh.group("pp") is not None:
                 found[mesh.counted_as("pp")] += _pipeline(number, stage, mesh, each_size, size)
-        for pair in linear_pairs(stage):
-            for elements, item_bytes in pair.sums or ():
-                sent = len(size.microbatches) * _sum(elements, mesh, "tp") * item_bytes
-                found[mesh.counted_as("tp")] += sent
+        for sums, gathers in _exchanges(stage):
+            sent = sum(_sum(elements, mesh, "tp") * nbytes for elements, nbytes in sums)
+            sent += sum((mesh.layout.tp - 1) * elements * nbytes for elements, nbytes in gathers)
+            found[mesh.counted_as("tp")] += len(size.microbatches) * sent
         if mesh.group("ep") is not None:
             found[mesh.counted_as("ep")] += _experts(stage, mesh, size)
         if isinstance(stage, Exchanging):
             for name, sent in stage.bytes_sent(size.parts).items():
                 found[mesh.counted_as(name)] += sent
     return dict(found)
+
+
+def _exchanges(stage: nn.Module) -> Iterator[tuple[Sequence[TensorSize], Sequence[TensorSize]]]:
+    """Yields what a pair of linear layers, or a module that a plan divides, has summed and
+    gathered in the last pass."""
+    for pair in linear_pairs(stage):
+        yield pair.sums or (), ()
+    for divided in divided_modules(stage):
+        yield divided.sums, divided.gathers
 
 
 def _elements(

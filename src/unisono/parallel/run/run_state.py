@@ -25,11 +25,7 @@ _STATES = "optimizer."
 
 def weight_blocks(sets: Sequence[ParameterSet], mesh: TrainingMesh) -> list[TensorBlock]:
     """Returns this rank's blocks of trained parameters, as views, not copies."""
-    return [
-        _block(held.name, _own_block(held, mesh), _local(held.values.detach()))
-        for each in sets
-        for held in each.held
-    ]
+    return [block for each in sets for held in each.held for block in _held_blocks(held, mesh)]
 
 
 def model_blocks(
@@ -113,9 +109,7 @@ def _untrained_blocks(
     frozen: Sequence[HeldParameter], modules: Sequence[nn.Module], mesh: TrainingMesh
 ) -> list[TensorBlock]:
     """Returns this rank's blocks of parameters that are not trained, and of persistent buffers."""
-    found = [
-        _block(each.name, _own_block(each, mesh), _local(each.values.detach())) for each in frozen
-    ]
+    found = [block for each in frozen for block in _held_blocks(each, mesh)]
     for module in modules:
         persistent, done = module.state_dict(keep_vars=True), set[int]()
         for name, buffer in module.named_buffers(remove_duplicate=False):
@@ -174,9 +168,10 @@ def _whole_states(
 ) -> Iterator[TensorBlock]:
     """Yields the states of parameters that are not part of a flat array."""
     for each, trained in zip(parameters.held, parameters.trained, strict=True):
-        block, sizes = _own_block(each, mesh), _local(each.values.detach()).shape
+        start, sizes = _start(each, mesh), _local(each.values.detach()).shape
         for name, state in states_of(optimizer, trained):
-            yield _state_block(state_name(each.name, name), block, _local(state), sizes)
+            full_name = state_name(each.name, name)
+            yield from _state_blocks(full_name, each.block, _local(state), start, sizes)
 
 
 def _span_states(
@@ -185,30 +180,33 @@ def _span_states(
     """Yields the states of a parameter's elements in a span of a flat array."""
     low = max(place, span.first)
     high = min(place + held.values.numel(), span.end)
+    sizes = held.values.shape
+    origin = (0,) * len(sizes)
     for name, state in states_of(optimizer, span.weights):
         full_name = state_name(held.name, name)
         if state.dim() == 0:
-            yield _state_block(full_name, held.block, state, held.values.shape)
+            yield from _state_blocks(full_name, held.block, state, origin, sizes)
             continue
-        yield from flat_range_blocks(
-            full_name,
-            held.block.shape,
-            held.block.start,
-            tuple(held.values.shape),
-            low - place,
-            state[low - span.first : high - span.first],
-        )
+        values = state[low - span.first : high - span.first]
+        for each in flat_range_blocks(full_name, sizes, origin, sizes, low - place, values):
+            yield from _in_whole(full_name, held.block, each.values, each.start)
 
 
-def _state_block(
-    name: str, block: ParameterBlock, state: torch.Tensor, sizes: torch.Size
-) -> TensorBlock:
-    """Returns the block of a state of a parameter's block, which has these sizes on this rank.
+def _state_blocks(
+    name: str,
+    block: ParameterBlock,
+    state: torch.Tensor,
+    start: tuple[int, ...],
+    sizes: torch.Size,
+) -> Iterator[TensorBlock]:
+    """Yields the blocks of a state of the elements from `start` on of a parameter's block, which
+    have these sizes.
 
     Raises `ValueError` for a state with other sizes, if this rank has a part of the parameter.
     """
     if state.shape == sizes and state.dim():
-        return _block(name, block, state)
+        yield from _in_whole(name, block, state, start)
+        return
     if state.dim() and tuple(sizes) != block.shape:
         raise ValueError(
             f"{name.removeprefix(_STATES)}: has the shape {tuple(state.shape)} on a rank that has a"
@@ -216,22 +214,43 @@ def _state_block(
             "zero = 0 without tp works"
         )
     start = (0,) * state.dim()
-    return TensorBlock(name=name, shape=tuple(state.shape), start=start, values=state)
+    yield TensorBlock(name=name, shape=tuple(state.shape), start=start, values=state)
 
 
-def _block(name: str, block: ParameterBlock, values: torch.Tensor) -> TensorBlock:
-    return TensorBlock(name=name, shape=block.shape, start=block.start, values=values)
+def _held_blocks(held: HeldParameter, mesh: TrainingMesh) -> Iterator[TensorBlock]:
+    """Yields the blocks of a parameter's elements on this rank."""
+    values = _local(held.values.detach())
+    yield from _in_whole(held.name, held.block, values, _start(held, mesh))
 
 
-def _own_block(held: HeldParameter, mesh: TrainingMesh) -> ParameterBlock:
-    """Returns the block of a parameter that `fully_shard` keeps on this rank."""
-    if not isinstance(held.values, DTensor):
-        return held.block
-    ranks, dim = mesh.ranks(shard_name(held.block)), split_dim(held.values)
-    first, _ = part_of(held.values.shape[dim], ranks.index(mesh.rank), len(ranks))
-    start = list(held.block.start)
-    start[dim] += first
-    return ParameterBlock(shape=held.block.shape, start=tuple(start))
+def _in_whole(
+    name: str, block: ParameterBlock, values: torch.Tensor, start: tuple[int, ...]
+) -> Iterator[TensorBlock]:
+    """Yields values as blocks of the whole parameter. They begin at `start` in the block of the
+    rank, which may join several ranges of the whole parameter."""
+    if not block.spans:
+        place = tuple(a + b for a, b in zip(block.start, start, strict=True))
+        yield TensorBlock(name=name, shape=block.shape, start=place, values=values)
+        return
+    dim, begin = block.dim, 0
+    low, high = start[dim], start[dim] + values.shape[dim]
+    for first, count in block.spans:
+        inner, end = max(low, begin), min(high, begin + count)
+        if inner < end:
+            place = (*start[:dim], first + inner - begin, *start[dim + 1 :])
+            part = values.narrow(dim, inner - low, end - inner)
+            yield TensorBlock(name=name, shape=block.shape, start=place, values=part)
+        begin += count
+
+
+def _start(held: HeldParameter, mesh: TrainingMesh) -> tuple[int, ...]:
+    """Returns the index, in the block of this rank, of the first element that `fully_shard` keeps
+    here."""
+    start = [0] * held.values.dim()
+    if isinstance(held.values, DTensor):
+        ranks, dim = mesh.ranks(shard_name(held.block)), split_dim(held.values)
+        start[dim], _ = part_of(held.values.shape[dim], ranks.index(mesh.rank), len(ranks))
+    return tuple(start)
 
 
 def _local(values: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
+from unisono.parallel.run.divided_regions import NamedBlock, region_fault
 from unisono.parallel.run.gathered_module import GatheredModule
 from unisono.parallel.run.gradient_hooks import GradientHooks
 from unisono.parallel.run.graph_checks import graph_fault
@@ -35,14 +36,17 @@ class StepChecks:
         parts: int,
         zero: int,
         experts: Group,
+        is_planned: bool,
     ) -> None:
         """`parts`: the number of parts of a batch, over ranks and microbatches. `experts`: the
-        group that exchanges the tokens of experts.
+        group that exchanges the tokens of experts. `is_planned`: a plan divides modules.
         """
         self.kept, self.hooks = kept, hooks
         self.faults = StepFaults()
         held = [*frozen, *(held for each in sets for held in each.held)]
         self._own = [each.values for each in held]
+        self._held = {each.values: each for each in held}
+        self._is_planned = is_planned
         self._gathered = gathered
         self._parts, self._zero, self._experts = parts, zero, experts
         self._has_loss = False
@@ -99,6 +103,7 @@ class StepChecks:
         if not self._has_loss and loss.requires_grad:
             self._has_loss = True
             self._check(loss, (output, targets))
+            self._check_regions(loss, ())
 
     def _check_once(self, stage: nn.Module) -> None:
         """Checks the graph of a stage's first pass with gradients."""
@@ -107,11 +112,28 @@ class StepChecks:
             if torch.is_grad_enabled():
                 handle.remove()
                 self._check(results, arguments)
+                if isinstance(results, torch.Tensor):  # others may have values that no loss uses
+                    self._check_regions(results, arguments)
 
         handle = stage.register_forward_hook(check)
 
     def _check(self, results: object, inputs: object) -> None:
         found = graph_fault(results, inputs, self._known, parts=self._parts, zero=self._zero)
+        if found is not None:
+            self.faults.note(found)
+
+    def _check_regions(self, results: object, inputs: object) -> None:
+        """Checks that the ranks of `tp` sum what the plan divides in a stage."""
+        if not self._is_planned:
+            return
+        pairs = [(each, each) for each in self._held]
+        pairs += [pair for module in self._gathered for pair in module.pairs]
+        blocks = {
+            id(used): NamedBlock(name=held.name, parameter=used, block=held.block)
+            for own, used in pairs
+            if (held := self._held.get(own)) is not None
+        }
+        found = region_fault(results, inputs, blocks)
         if found is not None:
             self.faults.note(found)
 

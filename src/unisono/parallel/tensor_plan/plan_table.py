@@ -1,0 +1,88 @@
+"""A plan as a table: the divided modules, and the bytes of their parameters."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from torch import nn
+
+from unisono.parallel.divisible import Divisible
+from unisono.parallel.tensor_plan.module_cuts import PlannedModule
+from unisono.planner import Layout
+
+_HEADER = ("module", "style", "what a rank keeps", "bytes", "on rank 0 of tp")
+
+
+def plan_table(model: nn.Module, layout: Layout, modules: Sequence[PlannedModule]) -> str:
+    """Returns the table. Modules of equal names but for numbers, and equal sizes, are one row."""
+    groups: Counter[tuple[str, str, str, int, int]] = Counter()
+    for each in modules:
+        groups[_pattern(each.name), each.style.name, _text(each), *_bytes(each)] += 1
+    rows = [
+        (f"{name or 'the model'} x {count}", style, text, _number(whole * count),
+         _number(part * count))
+        for (name, style, text, whole, part), count in groups.items()
+    ]  # fmt: skip
+    rows += _of_themselves(model, layout)
+    whole = sum(each.nbytes for each in model.parameters())
+    rows.append(("all parameters", "", "", _number(whole), _number(whole - _saved(modules))))
+    widths = [max(map(len, column)) for column in zip(_HEADER, *rows, strict=True)]
+    lines = ["  ".join(_padded(row, widths)).rstrip() for row in (_HEADER, *rows)]
+    return "\n".join([f"{type(model).__name__} with {layout.text()}", *lines])
+
+
+def _of_themselves(model: nn.Module, layout: Layout) -> Iterator[tuple[str, str, str, str, str]]:
+    for name, each in model.named_modules():
+        whole = sum(parameter.nbytes for parameter in each.parameters())
+        if layout.tp > 1 and isinstance(each, Divisible):
+            yield name, "divide(mesh)", "as the module says", _number(whole), ""
+
+
+def _pattern(name: str) -> str:
+    return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
+
+
+def _text(planned: PlannedModule) -> str:
+    """Returns words about what a rank keeps of a module."""
+    found = [
+        f"{name}: {cut.length(0)} of {_length(planned, name)}"
+        + (f", {cut.copies} ranks the same" if cut.copies > 1 else "")
+        for name, cut in planned.cuts.items()
+    ]
+    found += [f"{name} = {value}" for name, value in planned.local_values.items()]
+    return "; ".join(found) or "whole"
+
+
+def _length(planned: PlannedModule, name: str) -> int:
+    parameter: nn.Parameter = getattr(planned.module, name)
+    return int(parameter.shape[planned.cuts[name].dim])
+
+
+def _bytes(planned: PlannedModule) -> tuple[int, int]:
+    """Returns the bytes of the parameters of a module with a style, in all and on rank 0."""
+    if planned.local_values:  # a module around others, which have rows of their own
+        return 0, 0
+    whole = sum(each.nbytes for each in planned.module.parameters())
+    return whole, whole - _saved([planned])
+
+
+def _saved(modules: Sequence[PlannedModule]) -> int:
+    """Returns the bytes of parameters that rank 0 does not keep. Modules may share parameters."""
+    found: dict[int, int] = {}
+    for each in modules:
+        for name, cut in each.cuts.items():
+            parameter: nn.Parameter = getattr(each.module, name)
+            length = parameter.shape[cut.dim]
+            found[id(parameter)] = parameter.nbytes // length * (length - cut.length(0))
+    return sum(found.values())
+
+
+def _number(value: int) -> str:
+    return f"{value:,}"
+
+
+def _padded(row: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
+    for place, (text, width) in enumerate(zip(row, widths, strict=True)):
+        yield text.rjust(width) if place > 2 else text.ljust(width)
