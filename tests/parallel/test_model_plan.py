@@ -75,6 +75,14 @@ def test_plans_count_the_heads_of_a_rank() -> None:
     assert four.local_values == {"num_key_value_groups": 2}
 
 
+def test_plans_count_heads_under_other_names() -> None:
+    model = GroupedDecoder(heads=4, key_heads=2)
+    attention = model.layers[0].self_attn
+    attention.n_local_heads, attention.n_local_kv_heads, attention.head_dims = 4, 2, 4
+    found = {each.name: each.local_values for each in plan(model, TP2).modules}
+    assert found["layers.0.self_attn"] == {"n_local_heads": 2, "n_local_kv_heads": 1}
+
+
 def test_replaced_plans_keep_their_other_styles() -> None:
     first = plan(GroupedDecoder(), TP2, styles={"mlp.*_proj": "replicate"})
     second = first.replace({"layers.1.self_attn.*_proj": "replicate"})
@@ -112,6 +120,12 @@ def hooked() -> nn.Module:
 
 def tables() -> nn.Module:
     return nn.ModuleDict({"one": nn.Embedding(8, 4, max_norm=1.0), "two": nn.Linear(4, 8)})
+
+
+def unknown() -> nn.Module:
+    made = GroupedDecoder()
+    del made.layers[0].self_attn.head_dim
+    return made
 
 
 SHAPE = Transformer(layers=1, hidden=8, heads=2, vocab=10, positions=4)
@@ -210,6 +224,12 @@ REFUSED = {
     ),
     "a hook": (hooked, TP2, {}, "layers.1.mlp.up_proj: .* has hooks"),
     "max_norm": (tables, TP2, {"one": "embedding_rowwise"}, "has max_norm"),
+    "unknown heads": (
+        unknown,
+        TP2,
+        {"self_attn.[qkv]_proj": "colwise"},
+        "layers.0.self_attn: 3 layers of a GroupedAttention divide their outputs",
+    ),
     "fused layers": (
         FusedDecoder,
         TP2,

@@ -13,10 +13,17 @@ from unisono.parallel.tensor_plan.styles import Style
 from unisono.planner import nearest_divisor
 
 _WIDTHS = ("head_dim", "attention_head_size", "head_size", "d_head", "dim_head")
-_QUERIES = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "num_query_heads")
-_KEYS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "kv_heads")
+_QUERIES = (
+    "num_heads",
+    "num_attention_heads",
+    "n_heads",
+    "n_head",
+    "nhead",
+    "heads",
+    "num_query_heads",
+)
 _GROUPS = ("num_key_value_groups", "n_rep")
-_SUMS = ("all_head_size", "split_size")
+_SUMS = ("all_head_size", "split_size", "inner_dim")
 _OF_CONFIG = ("num_attention_heads", "num_key_value_heads", "hidden_size")
 
 
@@ -76,9 +83,10 @@ class AttentionHeads:
         of a rank. `key_heads`: number of heads of keys."""
         queries, keys = self.queries // ranks, max(key_heads // ranks, 1)
         whole, part = self.queries * self.width, queries * self.width
+        counts = [each for each in vars(module) if "head" in each and not _is_width(each)]
         changes = [
-            *((each, self.queries, queries) for each in _QUERIES),
-            *((each, key_heads, keys) for each in _KEYS),
+            *((each, key_heads, keys) for each in counts),
+            *((each, self.queries, queries) for each in counts),
             *((each, self.queries // key_heads, queries // keys) for each in _GROUPS),
             *((each, whole, part) for each in _SUMS),
         ]
@@ -146,6 +154,10 @@ def _require_own_sizes(name: str, module: nn.Module) -> None:
             "counts all ranks; expected the styles colwise_gather_output and rowwise_split_input, "
             "or 'replicate'"
         )
+
+
+def _is_width(name: str) -> bool:
+    return name in _WIDTHS or "dim" in name or "size" in name
 
 
 def _first(module: nn.Module, names: Sequence[str]) -> int | None:

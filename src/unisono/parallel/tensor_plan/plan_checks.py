@@ -7,11 +7,14 @@ from collections.abc import Mapping, Sequence
 from torch import nn
 
 from unisono.parallel.divisible import Divisible
+from unisono.parallel.tensor_plan.attention_heads import AttentionHeads
 from unisono.parallel.tensor_plan.linear_sizes import inputs_of, outputs_of
 from unisono.parallel.tensor_plan.matched_modules import is_matched
 from unisono.parallel.tensor_plan.module_cuts import ParameterCut, PlannedModule
 from unisono.parallel.tensor_plan.styles import StyleName
 from unisono.planner import Layout
+
+_ATTENTION = 3
 
 
 def check_plan(
@@ -26,6 +29,7 @@ def check_plan(
         return
     _check_layout(layout)
     _check_owners(model, modules)
+    _check_heads(model, modules, styles)
     _check_pairs(modules, styles)
     _check_ties(model, modules)
     copies = {cut.copies for each in modules for cut in each.cuts.values()} - {1}
@@ -60,6 +64,26 @@ def _check_owners(model: nn.Module, modules: Sequence[PlannedModule]) -> None:
             raise ValueError(
                 f"{each.name}: style {each.style.name!r} divides a part of {name} ({kind}), which "
                 "divides itself; expected no style for it"
+            )
+
+
+def _check_heads(
+    model: nn.Module, modules: Sequence[PlannedModule], styles: Mapping[str, StyleName]
+) -> None:
+    """Raises `ValueError` for modules with three layers that divide outputs, as attention has,
+    whose heads are not known."""
+    outputs: dict[str, list[int]] = {}
+    for each in modules:
+        if each.cuts and each.style.divides_outputs and is_matched(each.name, styles):
+            around = each.name.rpartition(".")[0]
+            outputs.setdefault(around, []).append(outputs_of(each.module))
+    for around, widths in outputs.items():
+        module = model.get_submodule(around)
+        if len(widths) >= _ATTENTION and AttentionHeads.of(module, widths, []) is None:
+            raise ValueError(
+                f"{around or 'the model'}: {len(widths)} layers of a {type(module).__name__} divide"
+                " their outputs, as those of attention, but its heads are not known; expected an "
+                "attribute head_dim or num_heads, or style 'replicate'"
             )
 
 
