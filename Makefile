@@ -45,7 +45,7 @@ imports: $(READY)  ## check the import contracts of pyproject.toml
 unit: $(READY)  ## run all Python tests except the slow tests
 	$(BIN)/pytest -q -m "not slow" --numprocesses $(JOBS) --dist worksteal
 
-optional: $(READY)  ## run the tests that use programs which a machine may lack (iperf3, chromium, ...)
+optional: $(READY)  ## run the tests that use what a machine may lack (iperf3, chromium, transformers, ...)
 	$(BIN)/pytest -q -m "not slow and (lab or program or optional)" --numprocesses $(JOBS) --dist worksteal
 
 soak: $(READY)  ## run the slow Python tests

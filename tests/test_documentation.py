@@ -125,19 +125,29 @@ def test_docstring_examples_run(name: str) -> None:
     assert result.failed == 0
 
 
-def examples() -> list[str]:
+def examples() -> list[Any]:
     """Returns the example programs that the README's commands do not run."""
     named = " ".join(commands())
-    names = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
-    return [name for name in names if f"examples/{name}" not in named]
+    paths = sorted((ROOT / "examples").glob("*.py"))
+    return [
+        pytest.param(path.name, marks=[pytest.mark.optional] if needed_by(path) else [])
+        for path in paths
+        if f"examples/{path.name}" not in named
+    ]
+
+
+def needed_by(example: Path) -> str | None:
+    """Returns the package that an example needs besides those of the development environment."""
+    found = re.search(r"^Needs: (\w+)$", example.read_text().split('"""')[1], re.MULTILINE)
+    return found and found[1]
 
 
 @pytest.mark.parametrize("example", examples())
 def test_example_runs(example: str, tmp_path: Path) -> None:
     path = ROOT / "examples" / example
     description = path.read_text().split('"""')[1]
-    if needed := re.search(r"^Needs: (\w+)$", description, re.MULTILINE):
-        pytest.importorskip(needed[1])
+    if needed := needed_by(path):
+        pytest.importorskip(needed)
     if "torchrun" not in description:
         run_program(path, folder=ROOT, log=tmp_path / "log", timeout_s=_TIMEOUT_S)
         return

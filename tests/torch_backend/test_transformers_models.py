@@ -17,7 +17,7 @@ from transformers import BatchEncoding
 from cases_in_turn import turn
 from unisono.parallel import Layout, model_loss, parallelize
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.optional]
 RANKS = 2
 BACKENDS = ("unisono",)
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "vocab_size": 61,

@@ -26,7 +26,7 @@ from torch_backend.test_exported_weights import exported
 from torch_backend.test_layout_checkpoint import shared_folder
 from unisono.parallel import Layout, model_loss, parallelize, plan
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.optional]
 RANKS = 4
 BACKENDS = ("unisono",)
 BOUND = 1e-10
