@@ -1,0 +1,175 @@
+"""Checkpoints of a run beside plain files: `python benchmarks/checkpoint_rate.py`.
+
+Ranks divide a model and its optimizer by ZeRO-3. In turns, they save a checkpoint, and each writes
+the bytes of its files with plain `write` and `fsync`. The bytes are on the disk at the end of each
+turn. After each save, the weights are set to zero and loaded, and every element is compared. Then
+steps take turns, without a save and with one whose thread writes. The model has WEIGHTS_GB of
+weights, and AdamW's states twice as much.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+from torch import distributed as dist
+from torch import nn
+
+import unisono
+from unisono.bench.machine_facts import describe_machine
+from unisono.parallel import Layout, ParallelRun, parallelize
+
+WIDTH = 2048
+CHUNK_BYTES = 1 << 24
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, 1e-4),
+    "sgd": lambda parameters: torch.optim.SGD(parameters, 1e-4),
+}
+
+
+def slowest_s(action: Callable[[], object]) -> float:
+    """Returns the seconds that the slowest rank needs."""
+    dist.barrier()
+    begin_s = time.perf_counter()
+    action()
+    return _largest(time.perf_counter() - begin_s)
+
+
+def make_run(options: dict[str, Any], ranks: int) -> ParallelRun:
+    torch.set_num_threads(1)
+    layers = max(round(options["weights_gb"] * 1e9 / (4 * WIDTH * WIDTH)), 1)
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(layers)))
+    return parallelize(
+        model,
+        Layout(dp=ranks, zero=3),
+        loss=nn.MSELoss(),
+        optimizer=OPTIMIZERS[options["optimizer"]],
+    )
+
+
+def own_values(run: ParallelRun) -> list[torch.Tensor]:
+    """Returns this rank's parts of the weights."""
+    held = [each.values.detach() for group in run.sets for each in group.held]
+    return [getattr(each, "to_local", lambda each=each: each)() for each in held]
+
+
+def write_plain(path: Path, sizes: list[int], chunk: bytes) -> None:
+    """Writes files of these sizes, and their data to the disk."""
+    for number, size in enumerate(sizes):
+        with (path / f"{dist.get_rank()}-{number}").open("wb", buffering=0) as file:
+            view = memoryview(chunk)
+            for first in range(0, size, len(chunk)):
+                file.write(view[: min(len(chunk), size - first)])
+            os.fsync(file.fileno())
+
+
+def verify(run: ParallelRun, folder: Path) -> None:
+    """Loads a checkpoint into weights that are zero, and compares every element."""
+    values = own_values(run)
+    kept = [each.clone() for each in values]
+    for each in values:
+        each.zero_()
+    run.load(folder)
+    assert all(map(torch.equal, kept, own_values(run)))
+
+
+def measure(options: dict[str, Any]) -> dict[str, Any]:
+    """Returns the times of all turns of a rank."""
+    dist.init_process_group("unisono")
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    run = make_run(options, ranks)
+    folder = Path(options["folder"])
+    chunk = os.urandom(CHUNK_BYTES)
+    batch = torch.randn(options["samples"] * ranks, WIDTH)
+    run.step(batch, batch)
+    found: dict[str, Any] = {"plain": [], "save": [], "step": [], "step beside": [], "blocked": []}
+    saved = folder / "saved"
+    run.save(saved)  # makes the files whose sizes the plain files have
+    sizes = [each.stat().st_size for each in sorted(saved.rglob(f"__{rank}_*.distcp"))]
+    total = torch.tensor(sum(sizes))
+    dist.all_reduce(total)
+    found["nbytes"] = int(total)
+    for turn in range(options["turns"]):
+        for which in ("plain", "save") if turn % 2 else ("save", "plain"):
+            path = folder / f"{which} {turn}"
+            path.mkdir(exist_ok=True)
+            if which == "plain":
+                found[which].append(slowest_s(lambda path=path: write_plain(path, sizes, chunk)))
+            else:
+                found[which].append(slowest_s(lambda path=path: run.save(path)))
+                verify(run, path)
+            dist.barrier()
+            if rank == 0:
+                shutil.rmtree(path)
+    for _ in range(options["turns"]):
+        found["step"].append(slowest_s(lambda: run.step(batch, batch)))
+        pending = run.async_save(saved)
+        found["blocked"].append(_largest(pending.blocked_s))
+        found["step beside"].append(slowest_s(lambda: run.step(batch, batch)))
+        pending.wait()
+    run.save(saved)
+    verify(run, saved)
+    dist.destroy_process_group()
+    return found
+
+
+def _largest(seconds: float) -> float:
+    found = torch.tensor(seconds, dtype=torch.float64)
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    return float(found)
+
+
+def show(found: dict[str, Any], options: dict[str, Any]) -> None:
+    """Prints the rates, the ratio of each turn, and the times of steps."""
+    console, gb = Console(), found["nbytes"] / 1e9
+    table = Table("turn", "plain files GB/s", "checkpoint GB/s", "ratio", title=f"{gb:.2f} GB")
+    ratios = []
+    for turn, (plain, save) in enumerate(zip(found["plain"], found["save"], strict=True)):
+        ratios.append(plain / save)
+        table.add_row(str(turn), f"{gb / plain:.2f}", f"{gb / save:.2f}", f"{ratios[-1]:.2f}")
+    console.print(table)
+    step, blocked = median(found["step"]), median(found["blocked"])
+    console.print(f"median ratio {median(ratios):.2f}")
+    console.print(
+        f"step {step:.2f} s, beside a thread that writes {median(found['step beside']):.2f} s; "
+        f"blocked for {blocked:.3f} s = {blocked / step:.1%} of a step "
+        f"({options['samples']} samples by rank)"
+    )
+
+
+def main(
+    *,
+    ranks: Annotated[int, typer.Option(help="Ranks of the run.")] = 4,
+    weights_gb: Annotated[float, typer.Option(help="GB of weights.")] = 1.0,
+    optimizer: Annotated[str, typer.Option(help="adamw or sgd.")] = "adamw",
+    samples: Annotated[int, typer.Option(help="Samples of each rank in a step.")] = 256,
+    turns: Annotated[int, typer.Option(help="Turns of each kind.")] = 5,
+    folder: Annotated[Path | None, typer.Option(help="A folder on the disk to measure.")] = None,
+    save: Annotated[Path | None, typer.Option(help="A file for the times, as JSON.")] = None,
+) -> None:
+    """Measures checkpoints beside plain files."""
+    with tempfile.TemporaryDirectory(dir=folder) as name:
+        options = {
+            "weights_gb": weights_gb, "optimizer": optimizer, "samples": samples,
+            "turns": turns, "folder": name,
+        }  # fmt: skip
+        found = unisono.run(measure, ranks=ranks, args=(options,))[0]
+    show(found, options)
+    if save is not None:
+        facts = {"machine": describe_machine(), "options": options, **found}
+        save.write_text(json.dumps(facts, indent=1, default=str), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    typer.run(main)
