@@ -1,10 +1,10 @@
 """Checkpoints of a run beside plain files: `python benchmarks/checkpoint_rate.py`.
 
 Ranks divide a model and its optimizer by ZeRO-3. In turns, they save a checkpoint, and each writes
-the bytes of its files with plain `write` and `fsync`. The bytes are on the disk at the end of each
-turn. After each save, the weights are set to zero and loaded, and every element is compared. Then
-steps take turns, without a save and with one whose thread writes. The model has WEIGHTS_GB of
-weights, and AdamW's states twice as much.
+as many bytes of its weights with plain `write` and `fsync`. All bytes are on the disk at the end of
+a turn. After each save, the weights are set to zero and loaded, and every element is compared.
+Then steps take turns, without a save and beside one whose thread writes. The optimizer's states
+come in addition to `--weights-gb`: twice as many bytes for AdamW, none for SGD.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -31,7 +32,6 @@ from unisono.bench.machine_facts import describe_machine
 from unisono.parallel import Layout, ParallelRun, parallelize
 
 WIDTH = 2048
-CHUNK_BYTES = 1 << 24
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "adamw": lambda parameters: torch.optim.AdamW(parameters, 1e-4),
     "sgd": lambda parameters: torch.optim.SGD(parameters, 1e-4),
@@ -48,6 +48,7 @@ def slowest_s(action: Callable[[], object]) -> float:
 
 def make_run(options: dict[str, Any], ranks: int) -> ParallelRun:
     torch.set_num_threads(1)
+    torch.manual_seed(0)  # the ranks build the same model and pass the same batch
     layers = max(round(options["weights_gb"] * 1e9 / (4 * WIDTH * WIDTH)), 1)
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(layers)))
     return parallelize(
@@ -64,14 +65,15 @@ def own_values(run: ParallelRun) -> list[torch.Tensor]:
     return [getattr(each, "to_local", lambda each=each: each)() for each in held]
 
 
-def write_plain(path: Path, sizes: list[int], chunk: bytes) -> None:
-    """Writes files of these sizes, and their data to the disk."""
-    for number, size in enumerate(sizes):
-        with (path / f"{dist.get_rank()}-{number}").open("wb", buffering=0) as file:
-            view = memoryview(chunk)
-            for first in range(0, size, len(chunk)):
-                file.write(view[: min(len(chunk), size - first)])
-            os.fsync(file.fileno())
+def write_plain(path: Path, nbytes: int, values: list[torch.Tensor]) -> None:
+    """Writes so many bytes of the values to a file, again and again if needed, and to the disk."""
+    views = [memoryview(each.numpy()).cast("B") for each in values]
+    with (path / f"{dist.get_rank()}").open("wb", buffering=0) as file:
+        for view in cycle(views):
+            if nbytes <= 0:
+                break
+            nbytes -= file.write(view[:nbytes]) or 0
+        os.fsync(file.fileno())
 
 
 def verify(run: ParallelRun, folder: Path) -> None:
@@ -84,34 +86,39 @@ def verify(run: ParallelRun, folder: Path) -> None:
     assert all(map(torch.equal, kept, own_values(run)))
 
 
+def time_write(run: ParallelRun, which: str, path: Path, own: int) -> float:
+    """Returns the seconds of a save, or of plain files of `own` bytes on this rank."""
+    path.mkdir(exist_ok=True)
+    if which == "save":
+        found = slowest_s(lambda: run.save(path))
+        verify(run, path)
+    else:
+        values = own_values(run)
+        found = slowest_s(lambda: write_plain(path, own, values))
+    dist.barrier()
+    if dist.get_rank() == 0:
+        shutil.rmtree(path)
+    return found
+
+
 def measure(options: dict[str, Any]) -> dict[str, Any]:
     """Returns the times of all turns of a rank."""
     dist.init_process_group("unisono")
     rank, ranks = dist.get_rank(), dist.get_world_size()
     run = make_run(options, ranks)
     folder = Path(options["folder"])
-    chunk = os.urandom(CHUNK_BYTES)
-    batch = torch.randn(options["samples"] * ranks, WIDTH)
+    batch = torch.ones(options["samples"] * ranks, WIDTH)
     run.step(batch, batch)
     found: dict[str, Any] = {"plain": [], "save": [], "step": [], "step beside": [], "blocked": []}
     saved = folder / "saved"
     run.save(saved)  # makes the files whose sizes the plain files have
-    sizes = [each.stat().st_size for each in sorted(saved.rglob(f"__{rank}_*.distcp"))]
-    total = torch.tensor(sum(sizes))
+    own = sum(each.stat().st_size for each in saved.rglob(f"__{rank}_*.distcp"))
+    total = torch.tensor(own)
     dist.all_reduce(total)
     found["nbytes"] = int(total)
     for turn in range(options["turns"]):
         for which in ("plain", "save") if turn % 2 else ("save", "plain"):
-            path = folder / f"{which} {turn}"
-            path.mkdir(exist_ok=True)
-            if which == "plain":
-                found[which].append(slowest_s(lambda path=path: write_plain(path, sizes, chunk)))
-            else:
-                found[which].append(slowest_s(lambda path=path: run.save(path)))
-                verify(run, path)
-            dist.barrier()
-            if rank == 0:
-                shutil.rmtree(path)
+            found[which].append(time_write(run, which, folder / f"{which} {turn}", own))
     for _ in range(options["turns"]):
         found["step"].append(slowest_s(lambda: run.step(batch, batch)))
         pending = run.async_save(saved)

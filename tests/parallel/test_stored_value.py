@@ -85,7 +85,8 @@ def test_digests_tell_values_apart():
     different = [
         1, 1.0, True, "1", b"1", None, [1], (1,), {1: 1}, {1}, [[1], 2], [[1, 2]], [], [[]],
         ["", ""], torch.tensor(1), torch.tensor([1]), torch.tensor([1], dtype=torch.int32),
-        np.array([1]), np.array([[1]]), np.int64(1), ["a", "b"], ["ab"], {"a": 1, "b": 2}, {"a": {"b": 2}},
+        np.array([1]), np.array([[1]]), np.int64(1), ["a", "b"], ["ab"], {"a": 1, "b": 2},
+        {"a": {"b": 2}},
     ]  # fmt: skip
     assert len({StoredValue.of(each, "").digest for each in different}) == len(different)
 

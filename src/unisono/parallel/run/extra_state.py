@@ -99,7 +99,7 @@ class ExtraState:
 
         def put() -> None:
             for name, key in stored.items():
-                found[name] = _put(name, saved[key], extra.get(name))
+                found[name] = _put(name, saved[key], extra.get(name), by[name])
 
         _raise_first(self._mesh.of_all_ranks(_attempt(put)))
         return found
@@ -173,11 +173,13 @@ def _has_state(value: object) -> bool:
     return not isinstance(value, type) and all(map(callable, methods))
 
 
-def _put(name: str, saved: Any, given: Any) -> Any:
+def _put(name: str, saved: Any, given: Any, by: By) -> Any:
     """Puts a saved value into what the program gave; returns what has the value now."""
     where = f"extra[{name!r}]"
     if _has_state(given):
-        given.load_state_dict(restored(saved, given.state_dict(), where))
+        # only values by rank have parts of tensors; the state of a loader may start its workers
+        like = given.state_dict() if by == "rank" else None
+        given.load_state_dict(restored(saved, like, where))
         return given
     value = restored(saved, given, where)
     if not isinstance(given, torch.Tensor):
