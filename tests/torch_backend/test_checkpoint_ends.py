@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
+import signal
 import sys
 import time
 from datetime import timedelta
@@ -14,6 +16,7 @@ import torch
 from torch import distributed as dist
 
 from torch_backend.forked import join_all, start_ranks
+from unisono.errors import PeerLostError
 from unisono.parallel import Layout, parallelize
 from unisono.parallel.checkpoint import TensorBlock, block_checkpoint, load_blocks
 
@@ -103,3 +106,29 @@ def test_the_end_of_a_program_waits_for_a_save_and_prints_its_error(fails, tmp_p
         said = [line for line in log.splitlines() if line.startswith("unisono: the asynchronous")]
         assert len(said) == fails, log
         assert all("failed: OSError: rank" in line for line in said)
+
+
+def lose_a_rank(rank: int, name: str, folder: Path) -> None:
+    """Kills rank 1 while its thread writes, and calls a method of the run on rank 0."""
+    run = a_run(rank, folder)
+    run.save(folder / "saved")
+    if rank == 1:
+        block_checkpoint.write_blocks = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+    run.async_save(folder / "saved").join()
+    batch = torch.ones(2, 1), torch.ones(2, ROWS)
+    arguments = batch if name == "step" else (folder / "saved",)
+    try:
+        getattr(run, name)(*arguments)
+    except PeerLostError as error:
+        print("raised:", error, flush=True)
+    sys.exit(0)
+
+
+@pytest.mark.parametrize("name", ["step", "save", "load"])
+def test_a_rank_that_dies_while_its_thread_writes_is_named(name, tmp_path):
+    join_all(start_ranks(__file__, "lose_a_rank", RANKS, name, folder=tmp_path))
+    log = (tmp_path / "0.log").read_text()
+    assert "unisono: the asynchronous save to" in log
+    (raised,) = [line for line in log.splitlines() if line.startswith("raised:")]
+    assert "rank 1" in raised
+    assert (tmp_path / "saved" / "latest").read_text() == "checkpoint-0"
