@@ -116,6 +116,7 @@ def measure(options: dict[str, Any]) -> dict[str, Any]:
     total = torch.tensor(own)
     dist.all_reduce(total)
     found["nbytes"] = int(total)
+    time_write(run, "plain", folder / "first", own)  # touches the memory of the files
     for turn in range(options["turns"]):
         for which in ("plain", "save") if turn % 2 else ("save", "plain"):
             found[which].append(time_write(run, which, folder / f"{which} {turn}", own))
