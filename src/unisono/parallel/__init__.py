@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from unisono.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from unisono.parallel.checkpoint import PendingSave
     from unisono.parallel.compression.compression import Compression
     from unisono.parallel.compression.int8_codec import Int8
     from unisono.parallel.compression.narrow_float_exchange import Bf16, Fp16
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
 __getattr__ = lazy_names(
     __name__,
     {
+        "unisono.parallel.checkpoint": ["PendingSave"],
         "unisono.parallel.compression.compression": ["Compression"],
         "unisono.parallel.counter_random": ["CounterRandom"],
         "unisono.parallel.data_parallelism.data_parallel_model": ["DataParallel", "data_parallel"],
@@ -122,6 +124,7 @@ __all__ = [
     "ParallelRun",
     "ParameterServer",
     "ParameterServerStats",
+    "PendingSave",
     "PlacedTable",
     "PowerSGD",
     "RankGrid",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
@@ -60,11 +60,14 @@ class TrainingMesh:
         self._groups: dict[str, dist.ProcessGroup] = {}
         for name in GROUPS:
             self._make(name, self.grid.groups(name))
-        self.all_ranks = self._make_all_ranks() if world > 1 else None
+        self.all_ranks = self.make_all_ranks() if world > 1 else None
         """A group of all ranks for the exchanges that end a step; None if there is one rank. These
         exchanges do not use torch's default group, because `fail` ends the groups of the mesh."""
+        self.closing: list[Callable[[], None]] = []
+        """What `close` calls first, to end the use of other groups."""
 
-    def _make_all_ranks(self) -> dist.ProcessGroup:
+    def make_all_ranks(self) -> dist.ProcessGroup:
+        """Returns a new group of all ranks, which `fail` and `close` do not end. Collective."""
         comm = default_communicator()
         options = None if comm is None else Options(reproducible=comm.reproducible)
         made = dist.new_group(timeout=_timeout(comm), pg_options=options)
@@ -188,6 +191,9 @@ class TrainingMesh:
 
     def close(self) -> None:
         """Destroys the groups. Call on all ranks."""
+        for end in self.closing:
+            end()
+        self.closing.clear()
         if self.all_ranks is not None:
             dist.destroy_process_group(self.all_ranks)
             self.all_ranks = None

@@ -5,10 +5,15 @@ from typing import TYPE_CHECKING
 from unisono.lazy_names import lazy_names
 from unisono.parallel.checkpoint.block_checkpoint import (
     BlockCheckpoint,
+    complete_checkpoint,
     load_blocks,
     open_checkpoint,
     save_blocks,
 )
+from unisono.parallel.checkpoint.checkpoint_folder import begin_checkpoint
+from unisono.parallel.checkpoint.pending_save import PendingSave
+from unisono.parallel.checkpoint.staged_blocks import staged_blocks
+from unisono.parallel.checkpoint.stored_value import StoredValue, restored
 from unisono.parallel.checkpoint.tensor_block import TensorBlock, flat_range_blocks
 
 if TYPE_CHECKING:
@@ -16,13 +21,19 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BlockCheckpoint",
+    "PendingSave",
+    "StoredValue",
     "TensorBlock",
+    "begin_checkpoint",
+    "complete_checkpoint",
     "export_blocks",
     "flat_range_blocks",
     "load_blocks",
     "load_safetensors",
     "open_checkpoint",
+    "restored",
     "save_blocks",
+    "staged_blocks",
 ]
 
 # safetensors is an optional package

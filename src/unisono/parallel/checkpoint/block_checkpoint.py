@@ -6,6 +6,7 @@ A tensor may have other blocks when it is loaded than when it was saved.
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,14 +16,17 @@ from typing import Any, cast
 
 import torch
 from torch import distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
     ChunkStorageMetadata,
     MetadataIndex,
     TensorProperties,
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import (
+    LoadItemType,
     LoadPlan,
     ReadItem,
     SavePlan,
@@ -47,35 +51,58 @@ def save_blocks(
     folder: Path,
     blocks: Sequence[TensorBlock],
     *,
+    values: Mapping[str, bytes] | None = None,
     extra: Mapping[str, Any] | None = None,
+    keep: int = 1,
     group: dist.ProcessGroup | None = None,
 ) -> None:
-    """Writes a checkpoint. Collective over `group`.
+    """Writes a checkpoint into a new subfolder. Collective over `group`.
 
     `group`: None for torch's default group; without a default group, this process saves alone.
 
-    Several ranks may pass the same block: one of these ranks writes it. `extra`: values for JSON,
-    equal on all ranks.
+    Several ranks may pass the same block: one of these ranks writes it. `values`: what
+    `torch.save` wrote of other values, by name; ranks that pass the same name pass the same value.
+    `extra`: values for JSON, equal on all ranks. `keep`: the number of complete checkpoints that
+    the folder keeps.
 
-    Raises `ValueError` on all ranks, before a block is written, unless all see the same folder.
+    Raises `ValueError` on all ranks, before a block is written, unless all see the same folder, and
+    `OSError` on all ranks if one cannot write.
     """
     path = begin_checkpoint(folder, group)
-    write_blocks(blocks, group, checkpoint_id=path)
-    end_checkpoint(path, extra or {}, group)
+    complete_checkpoint(path, blocks, values=values, extra=extra, keep=keep, group=group)
+
+
+def complete_checkpoint(
+    path: Path,
+    blocks: Sequence[TensorBlock],
+    *,
+    values: Mapping[str, bytes] | None = None,
+    extra: Mapping[str, Any] | None = None,
+    keep: int = 1,
+    group: dist.ProcessGroup | None = None,
+) -> None:
+    """Writes a checkpoint into the subfolder that `begin_checkpoint` has made. Collective."""
+    write_blocks(blocks, group, values=values, checkpoint_id=path)
+    end_checkpoint(path, extra or {}, group, keep=keep)
 
 
 def write_blocks(
-    blocks: Sequence[TensorBlock], group: dist.ProcessGroup | None, **where: Any
+    blocks: Sequence[TensorBlock],
+    group: dist.ProcessGroup | None,
+    *,
+    values: Mapping[str, bytes] | None = None,
+    **where: Any,
 ) -> None:
-    """Writes the blocks of all ranks with DCP. Collective.
+    """Writes the blocks and values of all ranks with DCP. Collective.
 
-    `where`: arguments of DCP's `save` that choose the files.
+    `where`: arguments of DCP's `save` that choose the files. Raises `OSError` on all ranks if one
+    cannot write.
     """
     held = _held(blocks)
-    with _alone_is_meant():
+    with _alone_is_meant(), _in_one_line("write"):
         save(
             dict.fromkeys(held),
-            planner=_SavePlanner(held),
+            planner=_SavePlanner(held, values or {}),
             process_group=group,
             no_dist=not dist.is_initialized(),
             **where,
@@ -108,6 +135,8 @@ class BlockCheckpoint:
     """Shape and element type of each tensor of the checkpoint, by name."""
     extra: Mapping[str, Any]
     """The values that `save_blocks` received as `extra`."""
+    value_names: frozenset[str] = frozenset()
+    """The names of the values that `save_blocks` received as `values`."""
     group: dist.ProcessGroup | None = None
 
     def problems(self, blocks: Sequence[TensorBlock]) -> list[str]:
@@ -125,11 +154,20 @@ class BlockCheckpoint:
     def load(self, blocks: Sequence[TensorBlock]) -> None:
         """Fills blocks, which must fit. Collective."""
         held = _held(blocks)
-        with _alone_is_meant():
+        self._load(held, _LoadPlanner(held))
+
+    def values(self, names: Sequence[str]) -> dict[str, Any]:
+        """Returns values that `save_blocks` received. Collective; ranks may pass other names."""
+        planner = _ValuePlanner(names)
+        self._load(dict.fromkeys(names), planner)
+        return planner.found
+
+    def _load(self, names: Mapping[str, object], planner: DefaultLoadPlanner) -> None:
+        with _alone_is_meant(), _in_one_line("read"):
             load(
-                dict.fromkeys(held),
+                dict.fromkeys(names),
                 checkpoint_id=self.path,
-                planner=_LoadPlanner(held),
+                planner=planner,
                 process_group=self.group,
                 no_dist=not dist.is_initialized(),
             )
@@ -147,6 +185,9 @@ def open_checkpoint(folder: Path, *, group: dist.ProcessGroup | None = None) -> 
         tensors={
             name: each for name, each in saved.items() if isinstance(each, TensorStorageMetadata)
         },
+        value_names=frozenset(
+            name for name, each in saved.items() if isinstance(each, BytesStorageMetadata)
+        ),
         extra=extra,
         group=group,
     )
@@ -154,10 +195,30 @@ def open_checkpoint(folder: Path, *, group: dist.ProcessGroup | None = None) -> 
 
 @contextlib.contextmanager
 def _alone_is_meant() -> Iterator[None]:
-    """Suppresses torch's warning that a process without a group saves and loads alone."""
+    """Suppresses torch's warning that a process without a group saves and loads alone.
+
+    With a group, the filters stay: they are those of all threads.
+    """
+    if dist.is_initialized():
+        yield
+        return
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield
+
+
+@contextlib.contextmanager
+def _in_one_line(verb: str) -> Iterator[None]:
+    """Raises `OSError` in place of DCP's exception, which is no `Exception` and has many lines."""
+    try:
+        yield
+    except CheckpointException as error:
+        rank, (cause, _) = next(iter(error.failures.items()))
+        text = " ".join(str(cause).split())
+        raise OSError(
+            f"rank {rank} could not {verb} its part of the checkpoint: "
+            f"{type(cause).__name__}: {text}"
+        ) from error
 
 
 def _problem(block: TensorBlock, saved: TensorStorageMetadata | None) -> str:
@@ -194,11 +255,11 @@ def _find(held: Held, index: MetadataIndex) -> torch.Tensor:
 
 
 class _SavePlanner(DefaultSavePlanner):
-    """Plans to write the blocks of this rank. DCP drops the blocks that another rank writes."""
+    """Plans to write what this rank has. DCP drops what another rank writes."""
 
-    def __init__(self, held: Held) -> None:
+    def __init__(self, held: Held, values: Mapping[str, bytes]) -> None:
         super().__init__(flatten_state_dict=False)
-        self._held = held
+        self._held, self._values = held, values
 
     def create_local_plan(self) -> SavePlan:
         self.plan = SavePlan(
@@ -215,8 +276,17 @@ class _SavePlanner(DefaultSavePlanner):
                 for name, blocks in self._held.items()
                 for start, block in blocks.items()
             ]
+            + [
+                WriteItem(index=MetadataIndex(name), type=WriteItemType.BYTE_IO)
+                for name in self._values
+            ]
         )
         return self.plan
+
+    def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
+        if write_item.type == WriteItemType.BYTE_IO:
+            return io.BytesIO(self._values[write_item.index.fqn])
+        return super().resolve_data(write_item)
 
     def lookup_object(self, index: MetadataIndex) -> torch.Tensor:
         return _find(self._held, index)
@@ -241,3 +311,31 @@ class _LoadPlanner(DefaultLoadPlanner):
 
     def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
         return _find(self._held, index)
+
+
+class _ValuePlanner(DefaultLoadPlanner):
+    """Plans to read whole values, without running code that a file may contain."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self._names = names
+        self.found: dict[str, Any] = {}
+
+    def create_local_plan(self) -> LoadPlan:
+        whole = torch.Size((0,))
+        return LoadPlan(
+            [
+                ReadItem(
+                    type=LoadItemType.BYTE_IO,
+                    dest_index=MetadataIndex(name),
+                    dest_offsets=whole,
+                    storage_index=MetadataIndex(name),
+                    storage_offsets=whole,
+                    lengths=whole,
+                )
+                for name in self._names
+            ]
+        )
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        self.found[read_item.dest_index.fqn] = torch.load(value, weights_only=True)

@@ -1,6 +1,6 @@
 """The folder of checkpoints: a subfolder for each checkpoint, and the file `latest` with the name
-of the newest complete one. The file is replaced when all blocks are on disk, so the previous
-checkpoint stays readable if a save is killed.
+of the newest complete one. The file is replaced when all blocks are on disk, and older checkpoints
+are deleted after that, so the previous checkpoint stays readable if a save is killed.
 
 An error of one rank is raised on all ranks, so that no rank waits for it.
 """
@@ -12,6 +12,7 @@ import json
 import os
 import secrets
 import shutil
+import warnings
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -53,8 +54,11 @@ def begin_checkpoint(folder: Path, group: dist.ProcessGroup | None) -> Path:
     return path
 
 
-def end_checkpoint(path: Path, extra: Mapping[str, Any], group: dist.ProcessGroup | None) -> None:
-    """Makes a complete checkpoint the newest one, and deletes the older ones. Collective.
+def end_checkpoint(
+    path: Path, extra: Mapping[str, Any], group: dist.ProcessGroup | None, *, keep: int = 1
+) -> None:
+    """Makes a checkpoint the newest one if all its files are complete, and deletes older ones but
+    for `keep` in all. Collective.
 
     Raises `ValueError` on all ranks if the first rank cannot do this.
     """
@@ -62,10 +66,9 @@ def end_checkpoint(path: Path, extra: Mapping[str, Any], group: dist.ProcessGrou
     if is_first(group):
         try:
             _write_synced(path / _EXTRA, json.dumps(dict(extra)))
+            _checked(path)
             _write_synced(path.parent / _LATEST, path.name)
-            for old in _own_folders(path.parent):
-                if old.name != path.name:
-                    shutil.rmtree(old)
+            _delete_older(path, keep)
         except (OSError, TypeError, ValueError) as error:
             problem = f"{path}: {error}"
     raise_on_all(problem, group)
@@ -74,8 +77,8 @@ def end_checkpoint(path: Path, extra: Mapping[str, Any], group: dist.ProcessGrou
 def newest_checkpoint(
     folder: Path, group: dist.ProcessGroup | None
 ) -> tuple[Path, Metadata, dict[str, Any]]:
-    """Returns the newest checkpoint of a folder: its subfolder, DCP's metadata and the values that
-    `end_checkpoint` received as `extra`. Collective.
+    """Returns the newest complete checkpoint of a folder, or a folder that is a checkpoint itself:
+    its path, DCP's metadata and the values that `end_checkpoint` received as `extra`. Collective.
 
     The ranks may have copies of the checkpoint on disks that they do not share. Raises `ValueError`
     on all ranks unless each rank has a complete copy of the same checkpoint.
@@ -144,43 +147,90 @@ def _make_subfolder(folder: Path) -> tuple[str, str, str]:
 
 def _read(folder: Path) -> tuple[tuple[Path, Metadata, dict[str, Any]], str]:
     """Returns the newest checkpoint, and a digest by which ranks compare it. Raises `ValueError` if
-    this rank does not see all of it."""
+    this rank does not see all of it, and warns if it takes an earlier one in its place."""
+    if (folder / _METADATA).is_file():
+        return _checked(folder)
     try:
         name = (folder / _LATEST).read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
         raise ValueError(f"no checkpoint in {folder}: expected the file {_LATEST!r}") from None
-    path = folder / name
-    expected = (
-        f"{folder / _LATEST} names {name!r}: expected a complete checkpoint there, but it has "
-    )
+    try:
+        return _checked(folder / name, f"{folder / _LATEST} names {name!r}: ")
+    except ValueError as error:
+        for path in _own_folders(folder):
+            if _number(path) < _number(folder / name) and _is_complete(path):
+                warnings.warn(f"{error}; {path.name} is loaded in its place", stacklevel=2)
+                return _checked(path)
+        raise
+
+
+def _checked(
+    path: Path, who: str | None = None
+) -> tuple[tuple[Path, Metadata, dict[str, Any]], str]:
+    """Returns a checkpoint and a digest of it. Raises `ValueError` unless it has all its files, in
+    the sizes that its metadata states. `who`: what names it."""
+    expected = f"{f'{path}: ' if who is None else who}expected a complete checkpoint there, but "
     try:
         text = (path / _METADATA).read_bytes()
+        metadata = FileSystemReader(path).read_metadata()
+        sizes: dict[str, int] = {_EXTRA: 0}
+        for stored in (metadata.storage_data or {}).values():
+            end = stored.offset + stored.length
+            sizes[stored.relative_path] = max(end, sizes.get(stored.relative_path, 0))
     except FileNotFoundError:
-        raise ValueError(f"{expected}no file {_METADATA!r}") from None
-    metadata = FileSystemReader(path).read_metadata()
-    sizes: dict[str, int] = {_EXTRA: 0}
-    for stored in (metadata.storage_data or {}).values():
-        end = stored.offset + stored.length
-        sizes[stored.relative_path] = max(end, sizes.get(stored.relative_path, 0))
+        raise ValueError(f"{expected}it has no file {_METADATA!r}") from None
+    except Exception as error:  # of a damaged file
+        kind = type(error).__name__
+        raise ValueError(f"{expected}{_METADATA!r} cannot be read: {kind}: {error}") from None
     for file, size in sizes.items():
         if not (path / file).is_file():
-            raise ValueError(f"{expected}no file {file!r}")
+            raise ValueError(f"{expected}it has no file {file!r}")
         if (path / file).stat().st_size < size:
-            raise ValueError(f"{expected}less than {size} bytes of {file!r}")
+            raise ValueError(f"{expected}it has less than {size} bytes of {file!r}")
     extra = json.loads((path / _EXTRA).read_text(encoding="utf-8"))
     return (path, metadata, extra), hashlib.sha256(text).hexdigest()
 
 
+def _is_complete(path: Path) -> bool:
+    try:
+        _checked(path)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _delete_older(path: Path, keep: int) -> None:
+    """Deletes the checkpoints before this one, and what interrupted saves have left, but for the
+    `keep - 1` newest complete ones."""
+    kept = 1
+    for each in _own_folders(path.parent):
+        if each.name == path.name:
+            continue
+        if kept < keep and _is_complete(each):
+            kept += 1
+            continue
+        (each / _METADATA).unlink(missing_ok=True)  # from here on it is no complete checkpoint
+        shutil.rmtree(each)
+
+
 def _own_folders(folder: Path) -> list[Path]:
-    """Returns the subfolders that hold only files of complete or interrupted saves.
+    """Returns the subfolders that hold only files of complete or interrupted saves, the newest
+    first.
 
     Other programs use such names too, so other files must not be deleted.
     """
-    return [
+    found = [
         path
         for path in folder.glob(f"{_PREFIX}*")
         if path.is_dir() and all(map(_is_own_file, path.iterdir()))
     ]
+    return sorted(found, key=_number, reverse=True)
+
+
+def _number(path: Path) -> int:
+    """Returns the number of a checkpoint's subfolder; -1 for another name."""
+    word = path.name.removeprefix(_PREFIX)
+    return int(word) if word.isdecimal() else -1
 
 
 def _is_own_file(path: Path) -> bool:
@@ -189,9 +239,8 @@ def _is_own_file(path: Path) -> bool:
 
 
 def _next_name(folder: Path) -> str:
-    words = [path.name.removeprefix(_PREFIX) for path in folder.glob(f"{_PREFIX}*")]
-    numbers = [int(word) for word in words if word.isdecimal()]
-    return f"{_PREFIX}{max(numbers, default=-1) + 1}"
+    newest = max(map(_number, folder.glob(f"{_PREFIX}*")), default=-1)
+    return f"{_PREFIX}{newest + 1}"
 
 
 def is_first(group: dist.ProcessGroup | None) -> bool:

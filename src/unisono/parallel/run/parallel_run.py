@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from unisono.parallel.run.parameter_uses import ParameterUses
 from unisono.parallel.run.pass_context import PassContext
 from unisono.parallel.run.run_checkpoints import RunCheckpoints
 from unisono.parallel.run.run_end import RunEnd
+from unisono.parallel.run.run_files import RunFiles
 from unisono.parallel.run.run_report import RunReport
 from unisono.parallel.run.run_timeline import RunTimeline
 from unisono.parallel.run.run_weights import ModelFiles, RunWeights
@@ -40,7 +40,7 @@ _AXES = ("pp", "tp", "shard", "dp_replicate")
 """The groups that together have all ranks of a layout."""
 
 
-class ParallelRun:
+class ParallelRun(RunFiles):
     """The training run of a divided model, which `parallelize` returns."""
 
     def __init__(
@@ -82,8 +82,6 @@ class ParallelRun:
         self.clip = clip
         self.gradient_norm = 0.0
         """Norm of all gradients of the last step, before clipping."""
-        self.steps = 0
-        """Number of steps so far."""
         self.step_s: list[float] = []
         """Seconds of each step."""
         modules = [stage for _, stage in stages]
@@ -97,7 +95,7 @@ class ParallelRun:
         self._context = PassContext(
             stages, kept.modules, watching=self._loss.watching, is_pipeline=layout.pp > 1
         )
-        self._agreement, self._checks, self._end = StepAgreement(), checks, RunEnd(mesh)
+        self._agreement, self._checks = StepAgreement(), checks
         self._failure = StepFailure(layout, stages)
         self._batches = StepBatches(mesh, self._agreement, call, self._loss, is_local=is_local)
         self._passes = BatchPasses(
@@ -119,8 +117,12 @@ class ParallelRun:
             checks=checks,
             balanced=self._context.balanced,
         )
-        self._checkpoints = RunCheckpoints(sets, frozen, modules, optimizer, groups, mesh, kept)
-        self._weights = RunWeights(sets, frozen, modules, mesh, files)
+        super().__init__(
+            RunCheckpoints(sets, frozen, modules, optimizer, groups, mesh, kept),
+            RunWeights(sets, frozen, modules, mesh, files),
+            RunEnd(mesh),
+            loaded=lambda: checks.kept.note(optimizer),
+        )
         self._sent_before: dict[str, int] = {}
         self._part: BatchPart | None = None
         self._figures = StepFigures(
@@ -206,6 +208,7 @@ class ParallelRun:
         except BaseException as last:
             own = self._failure.take()  # a failed rank may fail again at its messages
             if self._agreement.has_raised(last):
+                self._checkpoints.asynchronous.note(last)
                 raise
             error = self._end.end(own or last, step=self.steps + 1)
             if error is not last:
@@ -260,6 +263,7 @@ class ParallelRun:
     def _prepared(self, inputs: Any, targets: Any, count: int, *, trains: bool) -> BatchPart:
         if trains and not torch.is_grad_enabled():
             raise ValueError("step computes gradients: call it outside of torch.no_grad")
+        self._checkpoints.asynchronous.require_good()
         if count != self._passes.microbatches:
             self._passes.divide(count)
             self._checks.divide(self.mesh.layout.pp * self._parts())
@@ -296,51 +300,6 @@ class ParallelRun:
             for each in self.sets:
                 each.gather()
         return total
-
-    def save(self, folder: Path) -> None:
-        """Writes a checkpoint that a run of any layout can load. Collective.
-
-        The checkpoint holds weights, buffers, optimizer states, the hyperparameters of the
-        optimizer's groups (such as the learning rate), the buffers that the loss has written and
-        the number of steps. An earlier checkpoint in the folder stays readable until the new
-        checkpoint is complete. Raises `PeerLostError` with the number of a rank that died.
-        """
-        self._end.require_usable()
-        self._checkpoints.save(Path(folder), self.steps)
-
-    def load(self, folder: Path) -> None:
-        """Loads the newest checkpoint of a folder, from any layout of this model. Collective.
-
-        Raises `ValueError` on all ranks if the checkpoint is from another model or kind of
-        optimizer, before anything changes, and `PeerLostError` with the number of a rank that died.
-        """
-        self._end.require_usable()
-        self.steps = self._checkpoints.load(Path(folder))
-        self._checks.kept.note(self.optimizer)
-
-    def export(self, folder: Path | str) -> None:
-        """Writes the whole model's parameters and buffers as files of safetensors, with an index.
-        Collective.
-
-        The names are those of the whole model. A parameter with several names is written under the
-        first. For a model of transformers, the folder also gets its configuration, so that
-        `from_pretrained` loads it. No rank holds all weights. Weights of an earlier export in the
-        folder are replaced. Raises `ValueError` on all ranks unless all see the same folder, and
-        `ModuleNotFoundError` without the package safetensors.
-        """
-        self._end.require_usable()
-        self._weights.export(Path(folder))
-
-    def load_weights(self, path: Path | str) -> None:
-        """Loads parameters and buffers from a file of safetensors, or a folder of such files, under
-        the names of the whole model. Collective.
-
-        Each rank reads its part only. Optimizer states and the number of steps stay. Raises
-        `ValueError` on all ranks, before anything changes, if names or shapes differ from those of
-        the model, and `ModuleNotFoundError` without the package safetensors.
-        """
-        self._end.require_usable()
-        self._weights.load(Path(path))
 
     def report(self) -> RunReport:
         """Returns the figures of the last step, predicted and measured. Collective.

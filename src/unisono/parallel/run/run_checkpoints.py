@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from unisono.parallel.checkpoint import (
     BlockCheckpoint,
+    PendingSave,
     TensorBlock,
+    begin_checkpoint,
+    complete_checkpoint,
     open_checkpoint,
     save_blocks,
+    staged_blocks,
 )
+from unisono.parallel.run.async_saves import AsyncSaves
+from unisono.parallel.run.extra_state import ExtraState
 from unisono.parallel.run.hyperparameters import (
     Names,
     fitting_values,
@@ -53,28 +61,62 @@ class RunCheckpoints:
         """`groups`: the names of the parameters of each group of the optimizer."""
         self._sets, self._frozen, self._modules = sets, frozen, modules
         self._optimizer, self._groups, self._mesh = optimizer, groups, mesh
-        self._loss = loss
+        self._loss, self._extra = loss, ExtraState(mesh)
+        self.asynchronous = AsyncSaves(mesh)
 
-    def save(self, folder: Path, steps: int) -> None:
+    def save(self, folder: Path, steps: int, extra: Mapping[str, Any], keep: int) -> None:
         """Writes a checkpoint after this number of steps. Collective."""
+        self.asynchronous.finish()
+        blocks, values, facts = self._content(steps, extra, keep)
+        save_blocks(folder, blocks, values=values, extra=facts, keep=keep)
+
+    def async_save(
+        self, folder: Path, steps: int, extra: Mapping[str, Any], keep: int
+    ) -> PendingSave:
+        """Copies what a checkpoint needs, and starts a thread that writes it. Collective."""
+        begin_s = time.perf_counter()
+        self.asynchronous.finish()
+        group = self.asynchronous.group()
+        blocks, values, facts = self._content(steps, extra, keep)
+        path = begin_checkpoint(folder, self._mesh.all_ranks)
+        copies = staged_blocks(blocks, self._mesh.all_ranks)
+
+        def write() -> None:
+            complete_checkpoint(path, copies, values=values, extra=facts, keep=keep, group=group)
+
+        pending = self.asynchronous.begin(path, write)
+        pending.blocked_s = time.perf_counter() - begin_s
+        return pending
+
+    def _content(
+        self, steps: int, extra: Mapping[str, Any], keep: int
+    ) -> tuple[list[TensorBlock], Mapping[str, bytes], dict[str, Any]]:
+        """Returns the blocks and values of this rank, and facts that are equal on all ranks.
+        Collective."""
+        problem = ""
+        if type(keep) is not int or keep < 1:
+            problem = f"keep: expected a number of checkpoints, 1 or more, got {keep!r}"
+        given = self._extra.collect(extra, problem)
         states = self._state_blocks()
         groups = save_groups(self._optimizer, self._groups)
-        extra = {"steps": steps, "groups": groups, "kinds": self._kinds()}
-        blocks = self._model_blocks() + self._loss.written()
-        save_blocks(folder, blocks + states, extra=extra)
+        facts = {"steps": steps, "groups": groups, "kinds": self._kinds(), **given.facts}
+        return self._model_blocks() + self._loss.written() + states, given.values, facts
 
-    def load(self, folder: Path) -> int:
-        """Loads the newest checkpoint of a folder; returns its number of steps. Collective.
+    def load(self, folder: Path, extra: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+        """Loads the newest checkpoint of a folder; returns its number of steps, and the values that
+        `save` received as `extra`. Collective.
 
         Raises `ValueError` on all ranks, before anything changes, if it does not fit.
         """
+        self.asynchronous.finish()
         checkpoint = open_checkpoint(folder)
         begun = begin_states(self._optimizer)
         values, problems = fitting_values(checkpoint.extra["groups"], self._groups)
         try:
             checkpoint.require(self._model_problems(checkpoint))
             checkpoint.require(self._state_problems(checkpoint) + problems)
-        except ValueError:
+            given = self._extra.load(checkpoint, extra)
+        except Exception:
             for parameter in begun:
                 self._optimizer.state.pop(parameter, None)
             raise
@@ -85,7 +127,7 @@ class RunCheckpoints:
         checkpoint.load(blocks + states)
         for group, found in zip(self._optimizer.param_groups, values, strict=True):
             set_values(group, found)
-        return int(checkpoint.extra["steps"])
+        return int(checkpoint.extra["steps"]), given
 
     def _model_blocks(self) -> list[TensorBlock]:
         return model_blocks(self._sets, self._frozen, self._modules, self._mesh)
