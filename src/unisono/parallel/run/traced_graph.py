@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from unisono.errors import UnsupportedError
 from unisono.parallel.run.unused_output import tensors_in
-from unisono.torch_backend import own_buffers, own_parameters
+from unisono.torch_backend import is_type_check, own_buffers, own_parameters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ def _remove_type_checks(module: fx.GraphModule) -> None:
     had in the trace: under autocast, x has another type.
     """
     for node in list(module.graph.nodes):
-        if node.target is torch.ops.aten._assert_tensor_metadata.default:
+        if is_type_check(node.target):
             module.graph.erase_node(node)
     module.recompile()
 

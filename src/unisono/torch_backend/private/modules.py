@@ -67,6 +67,11 @@ def pipeline_stage_base() -> Any:
     return stage._PipelineStageBase
 
 
+def is_type_check(operation: Any) -> bool:
+    """Returns True for the operation by which a traced conversion checks the type of its input."""
+    return operation is torch.ops.aten._assert_tensor_metadata.default
+
+
 def skip_message_setup(schedule: Any) -> None:
     """Keeps a pipeline schedule from a collective before its first pass, by which torch 2.15 makes
     connections. Earlier versions do not read the attribute.

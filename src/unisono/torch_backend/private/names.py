@@ -67,6 +67,7 @@ PRIVATE_NAMES: Final = (
     "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup._record_post_forward",
     "torch.distributed.tensor.debug._clear_sharding_prop_cache",
     "torch._C._current_graph_task_id",
+    "torch.ops.aten._assert_tensor_metadata",
     "torch._C._storage_Use_Count",
     "torch.utils._pytree.TreeSpec",
     "torch.utils._pytree.tree_flatten",
