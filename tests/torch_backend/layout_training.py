@@ -210,7 +210,9 @@ def compare_model(
     return run
 
 
-def compare_weights(run: ParallelRun, whole: nn.Module, before: nn.Module) -> None:
+def compare_weights(
+    run: ParallelRun, whole: nn.Module, before: nn.Module, *, tolerance: float = TOLERANCE
+) -> None:
     """Fails if this rank's blocks of the weights differ from the whole model's weights.
 
     The tolerance is relative to the largest change of the parameter since `before`, the model
@@ -228,7 +230,7 @@ def compare_weights(run: ParallelRun, whole: nn.Module, before: nn.Module) -> No
         values, block = rank_block(run, held)
         errors = (values - expected[block]).abs()
         error = float(errors.max()) if errors.numel() else 0.0
-        assert error <= TOLERANCE * change, (held.name, error, change)
+        assert error <= tolerance * change, (held.name, error, change)
 
 
 def rank_block(run: ParallelRun, held: HeldParameter) -> tuple[torch.Tensor, tuple[slice, ...]]:

@@ -325,7 +325,6 @@ def own_what_cannot_be_is_refused_in_one_line(world):
     with pytest.raises(ValueError, match=r"8 stages.* has 7; pp = 2, dp = 2 works"):
         stage_names(few, Layout.parse(many))
     assert len(stage_names(few, Layout.parse("pp=2,dp=2,vpp=2,schedule=interleaved"))) == 4
-    refused(plain_model(), "cp=2", r"cp = 2 needs modules .* dp = 2 without cp works")
     dense = TransformerModel(small_shape(), seed=0)
     refused(dense, "dp=2,ep=2", r"ep = 2 divides experts, but TransformerModel has none")
     refused(plain_model(), "dp=3", r"expected 2 ranks")

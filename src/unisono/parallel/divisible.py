@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
+from torch import nn
 
 from unisono.parallel.training_mesh import TrainingMesh
 
@@ -23,6 +24,11 @@ class Divisible(Protocol):
         Blocks are cut with `parameter_block.cut`. Raises `ValueError` for a mesh that cannot
         divide the module.
         """
+
+
+def has_divisible(model: nn.Module) -> bool:
+    """Returns True if a model has modules with a method `divide(mesh)`."""
+    return any(isinstance(each, Divisible) for each in model.modules())
 
 
 @runtime_checkable

@@ -10,6 +10,7 @@ import torch
 
 from unisono.parallel.context import zigzag_part
 from unisono.parallel.divisible import MicrobatchPart
+from unisono.parallel.positions import sequence_length
 from unisono.parallel.run.batch_tree import BatchTree
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import Layout
@@ -68,13 +69,16 @@ def divide_batch(
     *,
     is_pair: bool,
     counts: Sequence[int] | None = None,
+    keeps_sequences: bool = False,
+    needs_targets: bool = True,
 ) -> BatchPart:
     """Returns this rank's part of a batch.
 
     The batch is cut into microbatches. The ranks of `dp` divide each microbatch, and the ranks of
     `cp` divide each sequence. So a microbatch holds the same samples in every layout. Parts may be
     uneven, but not in a pipeline. `is_pair`: the batch is (inputs, targets). `counts`: the samples
-    of each rank of `dp`, if `batch` is this rank's part already.
+    of each rank of `dp`, if `batch` is this rank's part already. `keeps_sequences`: the inputs have
+    all positions; the targets do not, and are left whole only without `needs_targets`.
 
     Raises `ValueError` for sizes that cannot be divided.
     """
@@ -86,14 +90,23 @@ def divide_batch(
         own, every = _spans_of_whole(batch.samples, microbatches, place, layout.dp)
     else:
         own, every = _spans_of_parts(batch.samples, microbatches, counts)
-    tensors = batch.tensors if layout.cp == 1 else _own_positions(batch, mesh)
-    found, positions = [], _positions(tensors[-1] if is_pair else tensors[0])
+    if keeps_sequences:
+        tensors: Sequence[torch.Tensor] = batch.tensors
+        _check_length(tensors[:1] if is_pair else tensors, mesh)
+        targets_of = _own_positions(batch, mesh) if needs_targets else tensors
+    else:
+        targets_of = tensors = batch.tensors if layout.cp == 1 else _own_positions(batch, mesh)
+    found, positions = [], _positions(targets_of[-1] if is_pair else targets_of[0])
     for (first, count), samples in zip(own, every, strict=True):
         parts = [_rows(each, first, count) for each in tensors]
+        others = parts
+        if targets_of is not tensors:
+            others = [_rows(each, first, count) for each in targets_of]
         if is_pair:
-            inputs, targets = parts[0], parts[1] if count else parts[1][:0]
+            inputs, targets = parts[0], others[1] if count else others[1][:0]
         else:
-            inputs = targets = batch.with_tensors(parts)
+            inputs = batch.with_tensors(parts)
+            targets = inputs if others is parts else batch.with_tensors(others)
         found.append(
             Microbatch(
                 inputs=inputs,
@@ -106,7 +119,7 @@ def divide_batch(
                 positions=positions,
             )
         )
-    first_tensor = tensors[0]
+    first_tensor = targets_of[0]
     return BatchPart(
         microbatches=tuple(found),
         is_pair=is_pair,
@@ -195,6 +208,18 @@ def _even_part(length: int, part: int, parts: int) -> Span:
 
 def _nearest_multiple(count: int, factor: int) -> int:
     return max(round(count / factor), 1) * factor
+
+
+def _check_length(inputs: Sequence[torch.Tensor], mesh: TrainingMesh) -> None:
+    """Raises `ValueError` for inputs without sequences that the ranks of `cp` can divide."""
+    length, layout = sequence_length(inputs), mesh.layout
+    if length is None:
+        raise ValueError(
+            f"cp = {layout.cp} divides dimension 1 of tokens (samples, positions) or vectors "
+            "(samples, positions, ...), but the batch has none; "
+            f"dp = {layout.dp * layout.cp} without cp works"
+        )
+    zigzag_part(length, mesh.coordinates["cp"], layout.cp)
 
 
 def _own_positions(batch: BatchTree, mesh: TrainingMesh) -> list[torch.Tensor]:

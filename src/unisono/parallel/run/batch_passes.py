@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.graph import get_gradient_edge
 
 from unisono.parallel.run.batch_loss import BatchLoss
 from unisono.parallel.run.batch_parts import BatchPart, Microbatch
@@ -121,7 +122,8 @@ class BatchPasses:
         self.clock.record("F", number, 0, begin_s)
         begin_s = time.monotonic()
         with self._context.backward(number):
-            loss.backward()  # type: ignore[no-untyped-call]
+            # a watch over torch's functions would not see the pass that starts from a tensor
+            torch.autograd.backward(get_gradient_edge(loss) if self._call.keeps_sequences else loss)
         self.clock.record("B", number, 0, begin_s)
         return loss
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from unisono.parallel.data_parallelism.parameter_block import mark
-from unisono.parallel.divisible import Divisible
+from unisono.parallel.divisible import Divisible, has_divisible
 from unisono.parallel.layers import (
     DecoderLayer,
     Experts,
@@ -53,7 +53,7 @@ def check_activations(model: nn.Module, layout: Layout) -> None:
     """Raises `ValueError` for modules that may need whole activations where `layout` divides them,
     and for sequence parallelism of models without `TokenEmbedding` and `LogitHead`.
     """
-    if layout.cp > 1:
+    if layout.cp > 1 and has_divisible(model):
         place = _Place(
             divided=f"cp = {layout.cp} divides positions over the ranks",
             cure=f"dp = {layout.dp * layout.cp} without cp works",
@@ -71,6 +71,20 @@ def check_activations(model: nn.Module, layout: Layout) -> None:
             if isinstance(module, MixtureOfExperts):
                 inside = ((_join(name, key), each) for key, each in module.named_modules() if key)
                 _check_hooks(inside, place)
+
+
+def modules_of_positions(model: nn.Module) -> list[nn.Module]:
+    """Returns the modules that declare to treat each position alone, and whose modules do so."""
+    place = _Place(divided="", cure="")
+    found = []
+    for name, module in model.named_modules():
+        if _declares(module, _DECLARED):
+            try:
+                _check(name, module, place)
+            except ValueError:
+                continue
+            found.append(module)
+    return found
 
 
 def sum_gradients_over_positions(model: nn.Module, layout: Layout) -> None:

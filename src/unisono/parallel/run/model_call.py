@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import nn
@@ -33,6 +34,9 @@ class ModelCall:
     - Anything else is the only argument.
     """
 
+    keeps_sequences = False
+    """True if the call takes whole sequences, and computes a part of the positions."""
+
     def __init__(self, model: nn.Module, call: Call | None = None) -> None:
         """`call`: computes the output in place of these rules."""
         self.own = call
@@ -60,6 +64,11 @@ class ModelCall:
     def with_inputs(self, model: nn.Module, inputs: Any) -> Any:
         """Returns the output for the inputs of `step(inputs, targets)`."""
         return model(inputs) if self.own is None else self.own(model, inputs)
+
+    def again(self) -> AbstractContextManager[None] | None:
+        """Returns the context that a backward pass needs, in which parts of the last call may run
+        again; None if it needs none."""
+        return None
 
     def check(self, batch: Any, *, is_for_loss: bool) -> None:
         """Raises `ValueError` if a batch lacks an argument, or has a value that nobody uses.

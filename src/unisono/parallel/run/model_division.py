@@ -11,7 +11,7 @@ from torch import distributed as dist
 from torch import nn
 
 from unisono.parallel.data_parallelism.parameter_block import block_of
-from unisono.parallel.divisible import Balanced, Divisible
+from unisono.parallel.divisible import Balanced, has_divisible
 from unisono.parallel.layers import (
     CrossEntropy,
     MixtureOfExperts,
@@ -27,6 +27,7 @@ from unisono.parallel.run.built_optimizer import (
     check_functions,
 )
 from unisono.parallel.run.divided_activations import check_activations
+from unisono.parallel.run.divided_call import check_divided_calls, make_call
 from unisono.parallel.run.elementwise_step import merge_parameters
 from unisono.parallel.run.fully_sharded_set import make_fully_sharded_sets, shard_modules
 from unisono.parallel.run.gathered_module import CallOrder, GatheredModule
@@ -36,7 +37,7 @@ from unisono.parallel.run.kept_parameters import KeptParameters
 from unisono.parallel.run.lookup_checks import check_lookups
 from unisono.parallel.run.loss_weight import LossWeight
 from unisono.parallel.run.mean_checks import check_dropout, check_means
-from unisono.parallel.run.model_call import Call, ModelCall
+from unisono.parallel.run.model_call import Call
 from unisono.parallel.run.model_stages import stages_of_rank
 from unisono.parallel.run.optimizer_units import check_optimizer
 from unisono.parallel.run.own_loss import model_loss
@@ -105,8 +106,9 @@ def parallelize(
       `nn.Linear` in an `nn.Sequential`, models of transformers, and modules that `styles` names:
       see `plan`, whose result may replace `model` and `layout`. Every rank of `tp` computes the
       other modules.
-    - `cp`: modules with a method `divide(mesh)`, and others that treat each position alone, which a
-      class declares by `is_per_position = True`.
+    - `cp`: a model whose attention is torch's `scaled_dot_product_attention`, such as those of
+      transformers; or one of modules with a method `divide(mesh)`, and others that treat each
+      position alone, which a class declares by `is_per_position = True`.
     - `ep`: modules with a method `divide(mesh)`.
 
     The model is changed: it keeps this rank's part. Raises `ValueError`, with a reason in one line,
@@ -122,13 +124,13 @@ def parallelize(
     given = None if weight is None else LossWeight(weight)
     planned = plan_of_all_ranks(model, layout, styles)
     model, layout = planned.model, planned.layout
-    model_call = ModelCall(model, call)
     parts = layout.dp * layout.cp * layout.pp * microbatches
-    on_all_ranks(lambda: _check(model, layout, loss, parts))
+    on_all_ranks(lambda: _check(model, layout, loss, parts, has_weight=weight is not None))
     if isinstance(loss, CrossEntropy):
         loss = copy.copy(loss)  # the caller may use the loss with another layout
     mesh = TrainingMesh(layout, head_copies=planned.head_copies)
     files = ModelFiles.of(model)
+    model_call = make_call(model, call, mesh, owns_loss=loss is model_loss and weight is None)
     former, hooks = FormerParameters(model), take_hooks(model)
     own_memory(model)
     for tensor in [*model.parameters(), *model.buffers()]:
@@ -204,12 +206,13 @@ def _check_values(microbatches: int, clip: float | None, batch: str) -> None:
         raise ValueError(f"batch: expected 'global' or 'local', got {batch!r}")
 
 
-def _check(model: nn.Module, layout: Layout, loss: Loss, parts: int) -> None:
+def _check(model: nn.Module, layout: Layout, loss: Loss, parts: int, *, has_weight: bool) -> None:
     """Raises `ValueError` for models and losses that the layout cannot train as one process, and
     `UnsupportedError` if this torch cannot run the layout."""
     check_torch(layout)
     _check_axes(model, layout, loss)
     check_activations(model, layout)
+    check_divided_calls(model, layout, is_own_loss=loss is model_loss, has_weight=has_weight)
     check_dropout(model, tp=layout.tp)
     check_means(model, parts=parts)
     check_lookups(model, parts=parts, zero=layout.zero)
@@ -217,17 +220,15 @@ def _check(model: nn.Module, layout: Layout, loss: Loss, parts: int) -> None:
 
 
 def _check_axes(model: nn.Module, layout: Layout, loss: Loss) -> None:
-    divisible = [each for each in model.modules() if isinstance(each, Divisible)]
-    others = {"cp": f"dp = {layout.dp * layout.cp} without cp", "ep": "ep = 1"}
-    for axis, other in others.items():
-        if getattr(layout, axis) > 1 and not divisible:
-            raise ValueError(
-                f"{axis} = {getattr(layout, axis)} needs modules with a method divide(mesh), such "
-                f"as TransformerModel has; {type(model).__name__} has none; {other} works"
-            )
+    is_divisible = has_divisible(model)
+    if layout.ep > 1 and not is_divisible:
+        raise ValueError(
+            f"ep = {layout.ep} needs modules with a method divide(mesh), such as TransformerModel "
+            f"has; {type(model).__name__} has none; ep = 1 works"
+        )
     if layout.tensor != "1d":
         _check_grid(model, layout, loss)
-    if layout.cp > 1 and loss is model_loss:
+    if layout.cp > 1 and is_divisible and loss is model_loss:
         raise ValueError(
             f"cp = {layout.cp} divides the positions of a sequence, which the model's own loss may "
             "shift; expected a loss function of the output and of labels that are shifted before "

@@ -93,7 +93,11 @@ class ParallelRun(RunFiles):
             loss, is_balanced=is_balanced, cut=1 + (layout.cp > 1), weight=weight
         )
         self._context = PassContext(
-            stages, kept.modules, watching=self._loss.watching, is_pipeline=layout.pp > 1
+            stages,
+            kept.modules,
+            watching=self._loss.watching,
+            again=call.again,
+            is_pipeline=layout.pp > 1,
         )
         self._agreement, self._checks = StepAgreement(), checks
         self._failure = StepFailure(layout, stages)

@@ -24,10 +24,12 @@ class PassContext:
         loss: Sequence[tuple[str, nn.Module]],
         *,
         watching: Callable[[], AbstractContextManager[None] | None],
+        again: Callable[[], AbstractContextManager[None] | None],
         is_pipeline: bool,
     ) -> None:
         """`loss`: the modules of the loss, with names. `watching`: makes a context of each forward
-        pass, if it needs one. `is_pipeline`: the passes of several microbatches overlap."""
+        pass, if it needs one; `again`: of each backward pass. `is_pipeline`: the passes of several
+        microbatches overlap."""
         modules = [each for _, stage in stages for each in stage.modules()]
         self.balanced = [each for each in modules if isinstance(each, Balanced)]
         """The modules with a balance loss."""
@@ -35,7 +37,7 @@ class PassContext:
         roots += [(f"loss.{name}" if name else "loss", module) for name, module in loss]
         self.written = WrittenBuffers(roots, is_pipeline=is_pipeline)
         self.autocast = StepAutocast()
-        self._watching = watching
+        self._watching, self._watching_again = watching, again
         self._place = BatchPlace()
         self._microbatches: Sequence[Microbatch] = ()
         self._balance_scales: Sequence[float] = ()
@@ -67,11 +69,14 @@ class PassContext:
         """Prepares the backward pass of a microbatch; in the context that it returns, a forward
         pass that runs again equals the first one."""
         self._enter(number)
-        return self._again() if self.balanced or self.written.has_norms else nullcontext()
+        watching = self._watching_again()
+        if self.balanced or self.written.has_norms:
+            return self._again(watching or nullcontext())
+        return watching or nullcontext()
 
     @contextmanager
-    def _again(self) -> Iterator[None]:
-        with without_second_count(self.balanced), self.written.passing_again():
+    def _again(self, watching: AbstractContextManager[None]) -> Iterator[None]:
+        with without_second_count(self.balanced), self.written.passing_again(), watching:
             yield
 
     def _enter(self, number: int) -> None:

@@ -56,7 +56,15 @@ class StepBatches:
                 is_pair=is_pair,
                 microbatches=microbatches,
             )
-        part = divide_batch(batch, self._mesh, microbatches, is_pair=is_pair, counts=counts)
+        part = divide_batch(
+            batch,
+            self._mesh,
+            microbatches,
+            is_pair=is_pair,
+            counts=counts,
+            keeps_sequences=self._call.keeps_sequences,
+            needs_targets=self._loss.takes_batch,
+        )
         self._loss.begin(parts=parts, weight=sums[0], elements=sums[1])
         return part
 

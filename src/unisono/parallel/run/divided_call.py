@@ -1,0 +1,174 @@
+"""How a model is called that computes a part of each sequence (`cp`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from unisono.parallel.context import ContextAttention
+from unisono.parallel.divisible import has_divisible
+from unisono.parallel.positions import (
+    DividedPositions,
+    SequencePart,
+    placement_of,
+    sequence_length,
+)
+from unisono.parallel.run.batch_tree import replace_leaves
+from unisono.parallel.run.divided_activations import modules_of_positions
+from unisono.parallel.run.model_call import Call, ModelCall
+from unisono.parallel.run.unused_output import tensors_in
+from unisono.parallel.training_mesh import TrainingMesh
+from unisono.planner import Layout
+
+_CACHE = "use_cache"
+
+
+def check_divided_calls(
+    model: nn.Module, layout: Layout, *, is_own_loss: bool, has_weight: bool
+) -> None:
+    """Raises `ValueError` for what does not go together with divided calls of this model.
+
+    `is_own_loss`: the loss is that of the model. `has_weight`: the program states its weight.
+    """
+    if not _divides_calls(model, layout):
+        return
+    for axis in ("pp", "tp"):
+        size = getattr(layout, axis)
+        if size > 1:
+            raise ValueError(
+                f"cp = {layout.cp} with {axis} = {size} needs modules with a method divide(mesh), "
+                f"such as TransformerModel has; without them {axis} = 1 works, with dp and zero"
+            )
+    if is_own_loss and has_weight:
+        raise ValueError(
+            f"cp = {layout.cp} divides the positions of a sequence, which the model's own loss may "
+            "shift, so weight= could not count the labels of a part; model_loss without weight= "
+            "works, which finds them"
+        )
+
+
+def make_call(
+    model: nn.Module, call: Call | None, mesh: TrainingMesh, *, owns_loss: bool
+) -> ModelCall:
+    """Returns how the model is called: with whole sequences, if `cp` divides its calls.
+
+    `owns_loss`: the loss that the model computes is that of the run.
+    """
+    if _divides_calls(model, mesh.layout):
+        return DividedCall(model, call, mesh, owns_loss=owns_loss)
+    return ModelCall(model, call)
+
+
+def _divides_calls(model: nn.Module, layout: Layout) -> bool:
+    """Returns True if `cp` divides the calls of a model whose modules know nothing of it."""
+    return layout.cp > 1 and not has_divisible(model)
+
+
+class DividedCall(ModelCall):
+    """Calls a model with whole sequences, of which it computes this rank's positions."""
+
+    keeps_sequences = True
+
+    def __init__(
+        self, model: nn.Module, call: Call | None, mesh: TrainingMesh, *, owns_loss: bool
+    ) -> None:
+        """`owns_loss`: the loss that the model computes is that of the run."""
+        super().__init__(model, call)
+        self._mesh, self._owns_loss = mesh, owns_loss
+        self._attention = ContextAttention("ring", mesh.group("cp"))
+        self._watch: DividedPositions | None = None
+        self._is_watching = False
+        for module in modules_of_positions(model):
+            module.register_forward_pre_hook(self._enter, with_kwargs=True)
+            module.register_forward_hook(self._leave, always_call=True)
+
+    def __call__(self, model: nn.Module, batch: Any) -> Any:
+        """Returns the output for this rank's positions of a batch."""
+        with self._watching(model, batch) as divided:
+            return self._checked(super().__call__(model, divided), _samples(batch))
+
+    def with_inputs(self, model: nn.Module, inputs: Any) -> Any:
+        """Returns the output for this rank's positions of the inputs of `step(inputs, targets)`."""
+        with self._watching(model, inputs) as divided:
+            return self._checked(super().with_inputs(model, divided), _samples(inputs))
+
+    def again(self) -> AbstractContextManager[None] | None:
+        """Returns the context of the backward pass of the last call."""
+        return None if self._watch is None else self._watching_again(self._watch)
+
+    @contextmanager
+    def _watching_again(self, watch: DividedPositions) -> Iterator[None]:
+        self._is_watching = True
+        try:
+            with watch.again():
+                yield
+        finally:
+            self._is_watching = False
+
+    def _enter(self, module: nn.Module, args: Any, options: dict[str, Any]) -> None:
+        if self._is_watching and self._watch is not None:
+            self._watch.enter_alone(module, (*args, *options.values()))
+
+    def _leave(self, module: nn.Module, _: Any, results: Any) -> None:
+        if self._is_watching and self._watch is not None:
+            self._watch.leave_alone(module, results)
+
+    @contextmanager
+    def _watching(self, model: nn.Module, batch: Any) -> Iterator[Any]:
+        """Watches a call, with a batch whose vectors of each position are divided."""
+        length, layout = sequence_length(tensors_in(batch)), self._mesh.layout
+        assert length is not None  # the batch has been divided
+        part = SequencePart(length=length, rank=self._mesh.coordinates["cp"], ranks=layout.cp)
+        self._watch = watch = DividedPositions(
+            part,
+            self._attention,
+            model,
+            owns_loss=self._owns_loss,
+            replaces_inputs=layout.zero >= 2,
+        )
+
+        def divided(_: str, leaf: Any) -> Any:
+            is_vectors = isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+            if is_vectors and leaf.dim() > 2 and leaf.shape[1] == length:
+                return watch.divide(leaf)
+            return leaf
+
+        self._is_watching = True
+        try:
+            with watch:
+                yield replace_leaves(batch, divided)
+        finally:
+            self._is_watching = False
+
+    def _checked(self, output: Any, samples: int) -> Any:
+        """Returns an output; refuses one that a loss could not combine with a part of the targets,
+        which has some positions of each sample."""
+        for each in () if self._owns_loss else tensors_in(output):
+            found, shape = placement_of(each), tuple(each.shape)
+            before = 0 if found is None else math.prod(shape[: found.dim]) * found.outer
+            if each.is_floating_point() and (before == 0 or before % samples):
+                layout = self._mesh.layout
+                raise ValueError(
+                    f"cp = {layout.cp} divides positions over the ranks, but an output of the model"
+                    f" of shape {shape} is not divided by positions; expected outputs (samples, "
+                    "positions, ...) that are computed from an embedding of the tokens; dp = "
+                    f"{layout.dp * layout.cp} without cp works"
+                )
+        return output
+
+    def _arguments(self, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Returns the arguments of the model, without a cache of keys, which training does not
+        use."""
+        arguments, keywords = super()._arguments(batch)
+        if _CACHE in self._names:
+            keywords.setdefault(_CACHE, False)
+        return arguments, keywords
+
+
+def _samples(batch: Any) -> int:
+    return len(next(tensors_in(batch)))
