@@ -17,7 +17,7 @@ from cases_in_turn import turn
 from torch_backend.sequence_models import compare_sequences
 from unisono.parallel import model_loss
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.optional]
 RANKS = 2
 BACKENDS = ("unisono",)
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 61,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import torch
 from torch.nn.modules import dropout
 from torch.nn.utils import parametrizations
 
