@@ -16,6 +16,7 @@ import transformers
 
 from integrations.exported_llama import BATCHES, adam, llama, loss_of
 
+pytestmark = pytest.mark.optional
 PROGRAM = Path(__file__).with_name("exported_llama.py")
 
 
