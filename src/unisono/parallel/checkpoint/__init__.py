@@ -10,7 +10,11 @@ from unisono.parallel.checkpoint.block_checkpoint import (
     open_checkpoint,
     save_blocks,
 )
-from unisono.parallel.checkpoint.checkpoint_folder import begin_checkpoint
+from unisono.parallel.checkpoint.checkpoint_folder import (
+    begin_checkpoint,
+    raise_first,
+    raise_on_all,
+)
 from unisono.parallel.checkpoint.pending_save import PendingSave
 from unisono.parallel.checkpoint.staged_blocks import staged_blocks
 from unisono.parallel.checkpoint.stored_value import StoredValue, restored
@@ -31,6 +35,8 @@ __all__ = [
     "load_blocks",
     "load_safetensors",
     "open_checkpoint",
+    "raise_first",
+    "raise_on_all",
     "restored",
     "save_blocks",
     "staged_blocks",

@@ -114,7 +114,12 @@ def raise_on_all(problem: str, group: dist.ProcessGroup | None) -> None:
     """Raises `ValueError` on all ranks if one of them has a problem, with the first one and the
     ranks that have a problem. Collective.
     """
-    problems = from_all(problem, group)
+    raise_first(from_all(problem, group))
+
+
+def raise_first(problems: Sequence[str]) -> None:
+    """Raises `ValueError` with the first problem of all ranks, which all ranks know, and the ranks
+    that have a problem."""
     ranks = [rank for rank, each in enumerate(problems) if each]
     if not ranks:
         return

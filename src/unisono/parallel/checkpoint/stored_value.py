@@ -25,7 +25,7 @@ class StoredValue:
     """A value in a checkpoint."""
 
     data: bytes
-    """What `torch.save` writes of the value."""
+    """The value as `torch.save` writes it."""
     digest: str
     """Equal for equal values."""
     is_part: bool

@@ -1,4 +1,4 @@
-"""How a model is called that computes a part of each sequence (`cp`)."""
+"""Calls of a model that computes a part of each sequence (`cp`)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What a program gives to a checkpoint besides the run: plain values, tensors, and objects with a
-state, such as schedulers and data loaders.
+"""Values of a program that a checkpoint holds besides the run: plain values, tensors, and objects
+with a state, such as schedulers and data loaders.
 
 A value that is equal on all ranks is saved once. A value that is equal on the ranks that share
 samples is saved for each data-parallel rank, any other one for each rank.
@@ -13,7 +13,13 @@ from typing import Any, Literal
 
 import torch
 
-from unisono.parallel.checkpoint import BlockCheckpoint, StoredValue, restored
+from unisono.parallel.checkpoint import (
+    BlockCheckpoint,
+    StoredValue,
+    raise_first,
+    raise_on_all,
+    restored,
+)
 from unisono.parallel.run.batch_parts import data_parallel_rank
 from unisono.parallel.training_mesh import TrainingMesh
 
@@ -34,7 +40,7 @@ class ExtraValues:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Found:
-    """What all ranks know about the values of a rank."""
+    """Facts about the values of a rank, which all ranks know."""
 
     problem: str
     dp_rank: int
@@ -68,7 +74,7 @@ class ExtraState:
                 parts=frozenset(name for name, each in own.items() if each.is_part),
             )
         )
-        _raise_first([each.problem for each in found])
+        raise_first([each.problem for each in found])
         by = {name: _by(name, found) for name in dict.fromkeys(n for f in found for n in f.digests)}
         kept = {
             name: each
@@ -101,7 +107,7 @@ class ExtraState:
             for name, key in stored.items():
                 found[name] = _put(name, saved[key], extra.get(name), by[name])
 
-        _raise_first(self._mesh.of_all_ranks(_attempt(put)))
+        raise_on_all(_attempt(put), self._mesh.all_ranks)
         return found
 
     def _key(self, name: str, by: By) -> str:
@@ -200,11 +206,3 @@ def _attempt(action: Callable[[], None]) -> str:
     except Exception as error:  # of the program's objects
         return f"{type(error).__name__}: {' '.join(str(error).split())}"
     return ""
-
-
-def _raise_first(problems: list[str]) -> None:
-    """Raises the first problem of all ranks, which all ranks know."""
-    for rank, problem in enumerate(problems):
-        if problem:
-            every = all(each == problem for each in problems)
-            raise ValueError(problem if every else f"rank {rank}: {problem}")

@@ -18,6 +18,7 @@ from unisono.parallel.checkpoint import (
     begin_checkpoint,
     complete_checkpoint,
     open_checkpoint,
+    raise_on_all,
     save_blocks,
     staged_blocks,
 )
@@ -142,9 +143,7 @@ class RunCheckpoints:
             blocks = state_blocks(self._sets, self._optimizer, self._mesh)
         except ValueError as error:
             problem = str(error)
-        found = self._mesh.of_all_ranks(problem)
-        if any(found):
-            raise ValueError(next(filter(None, found)))
+        raise_on_all(problem, self._mesh.all_ranks)
         return blocks
 
     def _model_problems(self, checkpoint: BlockCheckpoint) -> list[str]:

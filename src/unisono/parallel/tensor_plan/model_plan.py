@@ -23,7 +23,7 @@ _BETWEEN = "replicated_with_grad_allreduce"
 
 @dataclass(frozen=True, kw_only=True)
 class ModelPlan:
-    """What the ranks of `tp` divide of a model. `str(plan)` is a table.
+    """A division of a model over the ranks of `tp`. `str(plan)` is a table.
 
     Modules that the plan does not name stay whole, or divide themselves (`divide(mesh)`, pairs of
     `nn.Linear` in an `nn.Sequential`).

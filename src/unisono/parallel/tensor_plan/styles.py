@@ -15,7 +15,7 @@ StyleName = str | ParallelStyle
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Style:
-    """What the ranks of `tp` divide of a module, and what they exchange before and after it."""
+    """A way to divide a module over the ranks of `tp`, with the exchanges before and after it."""
 
     name: str
     cut: Literal["outputs", "inputs", "rows", "vectors", "nothing"]
