@@ -4,8 +4,8 @@
 
 Needs a GPU, torch with CUDA, and Unisono. Each part starts its own ranks, and its results are
 written when it ends, so that a run that is cut short keeps what it has. Parts: correctness of all
-operations, element types and world sizes; training; faults; NCCL beside us; times beside Gloo and
-the limit of the device's memory.
+operations, element types and world sizes; training; faults; torch.compile; NCCL beside us; times
+beside Gloo and the limit of the device's memory, also over host memory.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 NARROW = (torch.float8_e4m3fn, torch.float8_e5m2)
 LENGTHS = (0, 1, 7, 1000, 40_001)
+HOST_MEMORY = "unisono over host memory"
 
 
 def start(part: Any, ranks: int, backend: str, limit_s: float, *args: Any) -> list[Any]:
@@ -68,6 +69,8 @@ def _rank(
 ) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_RANK": "0"}
     torch.cuda.set_device(0)
+    if backend == HOST_MEMORY:  # as where ranks cannot open each other's memory
+        backend, sys.modules["cuda.bindings.driver"] = "unisono", None  # type: ignore[assignment]
     try:
         dist.init_process_group(
             backend, rank=rank, world_size=ranks, timeout=datetime.timedelta(seconds=20)
@@ -345,8 +348,33 @@ def mixed(rank: int, ranks: int) -> list[str]:
     return [str(x.tolist()), str(y.tolist())]
 
 
+def compiled(rank: int, ranks: int) -> list[str]:
+    """Runs collectives in functions that torch has compiled; returns the failures."""
+    failures = []
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        dist.all_reduce(y)
+        return y + 1
+
+    expected = torch.full((1000,), 2.0 * sum(range(1, ranks + 1)) + 1)
+    for backend in ("eager", "aot_eager", "inductor"):
+        torch._dynamo.reset()
+        try:
+            call = torch.compile(step, backend=backend, fullgraph=True)
+            for _ in range(3):
+                if not equal(call(torch.full((1000,), rank + 1.0, device="cuda")), expected):
+                    failures.append(f"{backend}: other values")
+        except Exception as error:
+            failures.append(f"{backend}: {type(error).__name__}: {error}"[:400])
+    return failures
+
+
 def times(rank: int, ranks: int, sizes: list[int], rounds: int) -> dict[str, list[float]]:
-    """Returns the microseconds of all_reduce calls, and of x *= c by all ranks at once."""
+    """Returns the microseconds of all_reduce calls, and of x *= c by all ranks at once.
+
+    "host": until the host has made the calls; the device may still work.
+    """
     found: dict[str, list[float]] = {}
     for size in sizes:
         x = torch.ones(size // 4, device="cuda")
@@ -354,7 +382,7 @@ def times(rank: int, ranks: int, sizes: list[int], rounds: int) -> dict[str, lis
             call = partial(dist.all_reduce, x) if what == "all_reduce" else partial(x.mul_, 1.0)
             for _ in range(3):
                 call()
-            rows = []
+            rows, hosts = [], []
             for _ in range(rounds):
                 torch.cuda.synchronize()
                 host = torch.zeros(1)
@@ -363,9 +391,11 @@ def times(rank: int, ranks: int, sizes: list[int], rounds: int) -> dict[str, lis
                 repeats = 5
                 for _ in range(repeats):
                     call()
+                hosts.append(1e6 * (time.perf_counter() - begin_s) / repeats)
                 torch.cuda.synchronize()
                 rows.append(1e6 * (time.perf_counter() - begin_s) / repeats)
             found[f"{what} {size}"] = [statistics.median(rows), min(rows), max(rows)]
+            found[f"{what} {size}, host"] = [statistics.median(hosts), min(hosts), max(hosts)]
     return found
 
 
@@ -388,15 +418,8 @@ def main() -> None:
             results[name] = start(*job)
         (arguments.out / "gpu.json").write_text(json.dumps(results, indent=1))
         text = json.dumps(results[name])
-        print(f"[{time.monotonic() - begin_s:6.1f} s] {name}: {text[:1500]}", flush=True)
+        print(f"[{time.monotonic() - begin_s:6.1f} s] {name}: {text[:900]}", flush=True)
 
-    for ranks in (2, 4, 3, 8):
-        run(f"operations, {ranks} ranks", check_operations, ranks, "unisono", 60)
-    run("losses of one process", train, 1, "gloo", 40, "one")
-    run("losses of DDP, 4 ranks", train, 4, "unisono", 40, "ddp")
-    run("losses of FSDP and TP, 4 ranks", train, 4, "unisono", 60, "fsdp+tp")
-    for kind in ("killed", "killed in work", "mismatch", "late"):
-        run(f"fault: {kind}", fault, 2, "unisono", 30, kind)
     sizes = [MIB, 16 * MIB, 64 * MIB, 256 * MIB]
     for turn in range(2):
         for ranks in (2, 4):
@@ -404,6 +427,17 @@ def main() -> None:
                 limited = sizes if backend == "unisono" else sizes[:3]
                 name = f"times of {backend}, {ranks} ranks, turn {turn}"
                 run(name, times, ranks, backend, 60, limited, 7 if backend == "unisono" else 3)
+    run("times over host memory, 2 ranks", times, 2, HOST_MEMORY, 60, sizes, 3)
+    for ranks in (2, 4, 3):
+        run(f"operations, {ranks} ranks", check_operations, ranks, "unisono", 60)
+    run("operations over host memory, 3 ranks", check_operations, 3, HOST_MEMORY, 60)
+    run("losses of one process", train, 1, "gloo", 40, "one")
+    run("losses of DDP, 4 ranks", train, 4, "unisono", 40, "ddp")
+    run("losses of FSDP and TP, 4 ranks", train, 4, "unisono", 60, "fsdp+tp")
+    for kind in ("killed", "killed in work", "mismatch", "late"):
+        run(f"fault: {kind}", fault, 2, "unisono", 30, kind)
+    run("torch.compile, 2 ranks", compiled, 2, "unisono", 60)
+    run("operations, 8 ranks", check_operations, 8, "unisono", 150)
     run("cpu:unisono,cuda:nccl", mixed, 1, "cpu:unisono,cuda:nccl", 60)
 
 

@@ -18,6 +18,7 @@ from results_page import render_page
 from simulator_page import render_calibration, render_lab, render_speed
 from training_page import PARTS, render_training
 from trees_page import render_trees
+from vllm_page import render_vllm
 from weight_transfer_page import render_weight_transfer
 
 HERE = Path(__file__).parent
@@ -53,6 +54,8 @@ def write_page(folder: Path, page: Path) -> None:
         path = folder / f"{stem}.json"
         if path.exists():
             sections[title] = render(json.loads(path.read_text()))
+    if found := _named(folder, "vllm-decode-"):
+        sections["vLLM on CPUs"] = render_vllm(found)
     if runs := sorted(folder.glob("calibration-*.json")):
         sections["Simulator: prediction errors"] = render_calibration(runs)
     trainings = _named(folder, "train-")  # results of `unisono train TASK --json`

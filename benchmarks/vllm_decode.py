@@ -1,7 +1,7 @@
 """The time of a token of vLLM on CPUs with tensor parallelism: over Unisono, over vLLM's own shared
 memory, and over Gloo.
 
-    build/integrations/vllm/bin/python benchmarks/vllm_decode.py --ranks 2
+    build/integrations/vllm/bin/python benchmarks/vllm_decode.py --ranks 2 --out n2.json
 
 The environment is that of `make integrations FRAMEWORKS=vllm`. Each contestant is an engine of vLLM
 with the same small Llama. The engines take turns; an engine without work sleeps. Each round starts
@@ -106,7 +106,7 @@ def write_plugin(folder: Path) -> None:
 
 
 def compare(options: argparse.Namespace) -> None:
-    """Prints the median time of a token of each contestant, and the ratios of each turn."""
+    """Measures the contestants in turn; prints the results, and writes them to `--out`."""
     sys.path.insert(0, str(PROGRAMS))
     from small_llama import save
 
@@ -125,7 +125,10 @@ def compare(options: argparse.Namespace) -> None:
             finally:
                 for each in engines:
                     each.close()
-        report(options, times, os.getloadavg()[0])
+    found = results(options, times)
+    report(found, os.getloadavg()[0])
+    if options.out:
+        options.out.write_text(json.dumps(found, indent=1) + "\n")
 
 
 def take_turns(
@@ -149,20 +152,34 @@ def take_turns(
             time.sleep(PAUSE_S)
 
 
-def report(options: argparse.Namespace, times: dict[str, list[list[float]]], load: float) -> None:
-    """Prints the results, and the ratios of medians turn by turn."""
-    nbytes = options.sequences * MODEL["hidden_size"] * 2
-    print(f"{options.ranks} ranks, all_reduce of {nbytes / 1024:.0f} KiB, load {load:.2f}")
+def results(options: argparse.Namespace, times: dict[str, list[list[float]]]) -> dict[str, Any]:
+    """Returns the times of a token, and the ratios of medians turn by turn."""
+    ours = [statistics.median(one) for one in times.get("unisono", [])]
+    found: dict[str, Any] = {}
     for name, turns in times.items():
         every = [1e3 * each for one in turns for each in one]
         tenths = statistics.quantiles(every, n=10)
-        text = f"{name:14} {statistics.median(every):7.2f} ms a token"
-        mean = statistics.mean(every)
-        print(f"{text} ({tenths[0]:.2f} to {tenths[-1]:.2f}), mean {mean:.2f}")
-    ours = [statistics.median(one) for one in times.get("unisono", [])]
-    for name, turns in times.items():
-        if name != "unisono" and ours:
-            ratios = [statistics.median(one) / mine for one, mine in zip(turns, ours, strict=True)]
+        found[name] = {
+            "median_ms": statistics.median(every), "mean_ms": statistics.mean(every),
+            "low_ms": tenths[0], "high_ms": tenths[-1], "turns": len(turns),
+            "ratios": [statistics.median(one) / own for one, own in zip(turns, ours, strict=False)],
+        }  # fmt: skip
+    nbytes = options.sequences * MODEL["hidden_size"] * 2
+    return {
+        "ranks": options.ranks, "nbytes": nbytes, "sequences": options.sequences,
+        "tokens": options.tokens, "rounds": options.rounds, "libraries": found,
+    }  # fmt: skip
+
+
+def report(found: dict[str, Any], load: float) -> None:
+    """Prints the results."""
+    print(
+        f"{found['ranks']} ranks, all_reduce of {found['nbytes'] / 1024:.0f} KiB, load {load:.2f}"
+    )
+    for name, row in found["libraries"].items():
+        text = f"{name:14} {row['median_ms']:7.2f} ms a token"
+        print(f"{text} ({row['low_ms']:.2f} to {row['high_ms']:.2f}), mean {row['mean_ms']:.2f}")
+        if name != "unisono" and (ratios := row["ratios"]):
             print(
                 f"{name} / unisono: {statistics.median(ratios):.2f} "
                 f"({min(ratios):.2f} to {max(ratios):.2f})"
@@ -181,6 +198,7 @@ def main() -> None:
     parser.add_argument("--eager", action="store_true", help="without torch.compile")
     parser.add_argument("--any-tokens", dest="exact", action="store_false")
     parser.add_argument("--contestants", nargs="+", default=CONTESTANTS, choices=CONTESTANTS)
+    parser.add_argument("--out", type=Path, help="JSON file for the results")
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.folder:

@@ -15,6 +15,7 @@ import pytest
 
 import calls_at_exit
 from ranks import unique_name
+from unisono import _native
 
 _PROJECT = Path(__file__).parents[1]
 _DIST = _PROJECT / "dist"
@@ -70,9 +71,12 @@ def test_a_wheel_is_small_and_exports_one_symbol(wheel: Path, tmp_path: Path) ->
     with zipfile.ZipFile(wheel) as archive:
         (core,) = (name for name in archive.namelist() if name.endswith(".so"))
         archive.extract(core, tmp_path)
-    command = ["nm", "--dynamic", "--defined-only", "--format=just-symbols", tmp_path / core]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    command = ["nm", "--dynamic", "--format=just-symbols", tmp_path / core]
+    done = subprocess.run([*command, "--defined-only"], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["PyInit__native"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    names = {each.partition("@")[0] for each in done.stdout.split()}
+    assert {"memcpy", "memmove", "memset"} <= names, "the C library's are faster than zig's"
 
 
 @pytest.mark.parametrize("wheel", _WHEELS, ids=lambda path: path.stem)
@@ -131,6 +135,13 @@ def test_a_bare_environment_needs_one_command(bare: Bare) -> None:
     (wheel,) = bare.folder.glob("lib/python3.*/site-packages/unisono-*.dist-info/WHEEL")
     tag = "cp311-cp311" if bare.minor == 11 else "cp312-abi3"
     assert re.search(rf"Tag: {tag}-.*{os.uname().machine}", wheel.read_text())
+
+
+@built
+@pytest.mark.timeout(600)
+def test_a_wheel_uses_the_instruction_sets_of_the_cpu(bare: Bare) -> None:
+    done = bare.run("python", "-c", "from unisono import _native; print(_native.isa())")
+    assert (done.stdout, done.stderr) == (f"{_native.isa()}\n", "")
 
 
 @built

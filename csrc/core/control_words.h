@@ -69,7 +69,7 @@ struct alignas(2 * kLine) RankControl {
     // The message that the rank waits for; see call.h. Every wait writes this word. It has its own
     // cache line because peers read the words above with every message.
     alignas(2 * kLine) std::atomic<uint64_t> awaited_message{0};
-    std::atomic<int32_t> core{-1};  // on which this rank entered its last call; see core_sharing.h
+    std::atomic<int32_t> core{-1};  // on which this rank was lately; see core_sharing.h
 
     // The beacon: the CPU core on which this rank last published its progress, and the published
     // value; see store_policy.h. Each rank writes its beacon with every post of a large message.

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 
 #include "core/control_words.h"
 
@@ -14,14 +15,22 @@ namespace unisono {
 class CoreSharing {
   public:
     explicit CoreSharing(RankControl& own) noexcept : own_(own) {}
-    // Publishes the core of the calling thread, which enters a call.
-    void publish() noexcept;
+    // Publishes the core of the calling thread, which enters a call, in one of 16 calls: to ask for
+    // the core costs more than the rest of a call's beginning.
+    void enter() noexcept {
+        if (calls_++ % kCallsBetween == 0) publish();
+    }
     // Moves the calling thread, which waits for the peer, if the peer entered its last call on this
     // core. Moves at most once every 2 ms, because a move costs some microseconds.
     void end(const RankControl& peer) noexcept;
 
   private:
+    static constexpr uint32_t kCallsBetween = 16;
+
+    void publish() noexcept;
+
     RankControl& own_;
+    uint32_t calls_ = 0;
     std::chrono::steady_clock::time_point moved_{};
 };
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/control_words.h"
+#include "core/cpu_features.h"
 #include "memory/waiter.h"
 
 namespace unisono {
@@ -66,11 +67,7 @@ uint64_t read_last_level_cache_bytes() {
 }  // namespace
 
 bool meshed_cores() noexcept {
-#if defined(__x86_64__)
-    return __builtin_cpu_is("intel") && __builtin_cpu_supports("avx512f");
-#else
-    return false;
-#endif
+    return cpu_features().intel && cpu_features().avx512;
 }
 
 unsigned usable_cores() noexcept {

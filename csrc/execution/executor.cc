@@ -66,7 +66,7 @@ void Executor::begin(Execution& call) {
     }
     call.seq = next_number();
     call_check_.enter(call.seq, call.args, call.hash);
-    core_sharing_.publish();
+    core_sharing_.enter();
     if (remote_slots_ && call.lead > 0)
         remote_slots_->acknowledge_all(call.staging->place(0).size_class);
 }

@@ -99,10 +99,10 @@ struct NativeBfloat16 : Bfloat16 {
         const __mmask16 odd = _mm512_fpclass_ps_mask(a.odd, special);
         if (__builtin_expect(_kortestz_mask16_u8(even, odd) == 0, 0)) return Bfloat16::store(to, a);
         const auto packed = (Words)_mm512_cvtne2ps_pbh(a.odd, a.even);
-        Vector<uint16_t> order;
-        for (size_t i = 0; i < lanes<uint16_t>; ++i) {
-            order[i] = static_cast<uint16_t>(i / 2 + i % 2 * lanes<float>);
-        }
+        // Written out: clang 22 computes a loop over the lanes at run time.
+        constexpr Vector<uint16_t> order = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
+                                            21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
+                                            11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
         store_vector(to, _mm512_permutexvar_epi16((__m512i)order, (__m512i)packed));
     }
 };

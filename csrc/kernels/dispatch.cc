@@ -1,5 +1,6 @@
 #include <cstring>
 
+#include "core/cpu_features.h"
 #include "kernels/float_mode.h"
 #include "kernels/table.h"
 
@@ -40,8 +41,7 @@ bool library_copy_is_slow(const uint8_t* dst, const uint8_t* src, size_t bytes) 
     constexpr size_t least_bytes = 2048, page_bytes = 4096, least_distance = 64;
     const size_t distance =
         (reinterpret_cast<uintptr_t>(dst) - reinterpret_cast<uintptr_t>(src)) % page_bytes;
-    return bytes >= least_bytes && distance != 0 && distance < least_distance &&
-           __builtin_cpu_is("amd");
+    return bytes >= least_bytes && distance != 0 && distance < least_distance && cpu_features().amd;
 #else
     static_cast<void>(dst), static_cast<void>(src), static_cast<void>(bytes);
     return false;
@@ -170,23 +170,13 @@ void copy2_with(const Table& table, void* dst, void* dst2, const void* src, size
 size_t runnable_tables(const Table* out[max_tables]) {
     size_t n = 0;
 #if defined(__x86_64__) && !defined(UNISONO_BASELINE_ONLY)
-// Older versions of clang cannot test for f16c, but all CPUs with AVX2 have it.
-#if defined(__clang__)
-    const bool f16c = true;
-#else
-    const bool f16c = __builtin_cpu_supports("f16c");
-#endif
-    const bool avx2 = f16c && __builtin_cpu_supports("avx2");
-    const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
-                        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-                        __builtin_cpu_supports("avx512dq");
-    const bool avx512vbmi = avx512 && __builtin_cpu_supports("avx512vbmi");
+    const CpuFeatures& cpu = cpu_features();
     // The bfloat16 table extends the VBMI table, so it needs both features. One generation of CPUs
     // has bfloat16 instructions without VBMI; it uses the plain AVX-512 table.
-    if (avx512vbmi && __builtin_cpu_supports("avx512bf16")) out[n++] = &avx512bf16_table;
-    if (avx512vbmi) out[n++] = &avx512vbmi_table;
-    if (avx512) out[n++] = &avx512_table;
-    if (avx2) out[n++] = &avx2_table;
+    if (cpu.avx512vbmi && cpu.avx512bf16) out[n++] = &avx512bf16_table;
+    if (cpu.avx512vbmi) out[n++] = &avx512vbmi_table;
+    if (cpu.avx512) out[n++] = &avx512_table;
+    if (cpu.avx2) out[n++] = &avx2_table;
 #endif
     out[n++] = &baseline_table;
     return n;

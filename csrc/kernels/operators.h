@@ -101,12 +101,19 @@ struct Avg {
             return a / (Vector<T>{} + static_cast<T>(divisor));
         } else {
             using Quotient = typename QuotientOf<T>::type;
+#if defined(__clang__)  // clang does not vectorise the loop, and GCC not the vectors
+            typedef Quotient Wide __attribute__((vector_size(lanes<T> * sizeof(Quotient))));
+            const Wide quotient =
+                __builtin_convertvector(a, Wide) / (Wide{} + static_cast<Quotient>(divisor));
+            return __builtin_convertvector(quotient, Vector<T>);
+#else
             Vector<T> out;
             for (size_t i = 0; i < lanes<T>; ++i) {
                 out[i] =
                     static_cast<T>(static_cast<Quotient>(a[i]) / static_cast<Quotient>(divisor));
             }
             return out;
+#endif
         }
     }
 };

@@ -81,8 +81,14 @@ void check_pause(Report& report) {
 
 void check_publishing(Report& report) {
     RankControl own;
-    CoreSharing(own).publish();
+    CoreSharing sharing(own);
+    sharing.enter();
     report.check(own.core.load(std::memory_order_relaxed) >= 0, "a rank publishes its core");
+    own.core.store(-1, std::memory_order_relaxed);
+    sharing.enter();
+    report.check(own.core.load(std::memory_order_relaxed) == -1, "most calls do not ask for it");
+    for (int i = 0; i < 16; ++i) sharing.enter();
+    report.check(own.core.load(std::memory_order_relaxed) >= 0, "a rank publishes its core again");
 }
 
 }  // namespace

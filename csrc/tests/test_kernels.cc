@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "core/cpu_features.h"
 #include "tests/elements.h"
 
 namespace {
@@ -190,6 +191,22 @@ void check_copies(Report& report, const std::vector<const Table*>& tables) {
     }
 }
 
+// The compiler asks its own runtime library about the CPU; cpu_features.cc says why the core does
+// not.
+void check_features(Report& report) {
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+    const CpuFeatures& cpu = cpu_features();
+    report.check(cpu.intel == (__builtin_cpu_is("intel") != 0), "Intel");
+    report.check(cpu.amd == (__builtin_cpu_is("amd") != 0), "AMD");
+    report.check(cpu.avx2 == (__builtin_cpu_supports("avx2") != 0), "avx2");
+    report.check(cpu.avx512 == (__builtin_cpu_supports("avx512bw") != 0), "avx512");
+    report.check(cpu.avx512vbmi == (__builtin_cpu_supports("avx512vbmi") != 0), "avx512vbmi");
+    report.check(cpu.avx512bf16 == (__builtin_cpu_supports("avx512bf16") != 0), "avx512bf16");
+#else
+    static_cast<void>(report);
+#endif
+}
+
 }  // namespace
 
 int main() {
@@ -198,6 +215,7 @@ int main() {
     for (const Table* table : tables) std::printf(" %s", table->name);
     std::printf("\n");
     Report report;
+    check_features(report);
     check_copies(report, tables);
     check_narrow_exhaustively(report, tables);
     check_float8_exhaustively(report, tables);
