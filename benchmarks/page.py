@@ -12,6 +12,7 @@ from choice_page import render_choice, render_reproducible
 from controller_page import render_controller
 from faults_page import render_faults
 from hosts_page import render_hosts
+from install_page import render_install
 from p2p_page import render_p2p
 from published_page import render_published
 from results_page import render_page
@@ -24,6 +25,7 @@ from weight_transfer_page import render_weight_transfer
 HERE = Path(__file__).parent
 APIS = ("native", "torch")
 SECTIONS: Mapping[str, tuple[str, Callable[[Any], list[str]]]] = {
+    "Installation": ("install-time", render_install),
     "Published algorithms": ("published", render_published),
     "Choice": ("regret", render_choice),
     "Reproducibility": ("reproducible", render_reproducible),

@@ -7,7 +7,7 @@ set(CMAKE_CXX_COMPILER "$ENV{ZIG}" c++ -target "$ENV{WHEEL_ARCHITECTURE}-linux-g
 set(CMAKE_CXX_ARCHIVE_CREATE "\"$ENV{ZIG}\" ar qc <TARGET> <LINK_FLAGS> <OBJECTS>")
 set(CMAKE_CXX_ARCHIVE_FINISH "\"$ENV{ZIG}\" ranlib <TARGET>")
 # nanobind uses `stderr`, and only libstdc++ includes its header.
-set(CMAKE_CXX_FLAGS_INIT "-include stdio.h -Wno-macro-redefined")
+set(CMAKE_CXX_FLAGS_INIT "-include stdio.h -include ${CMAKE_CURRENT_LIST_DIR}/glibc_copies.h -Wno-macro-redefined")
 set(CMAKE_EXE_LINKER_FLAGS_INIT -s)
 set(CMAKE_MODULE_LINKER_FLAGS_INIT "-s $ENV{UNWINDER} -Wl,--version-script=${CMAKE_CURRENT_LIST_DIR}/symbols.map")
 # The thread-local storage of this dialect loses vector registers before glibc 2.40 (its bug 31372).

@@ -15,7 +15,7 @@ namespace unisono {
 class CoreSharing {
   public:
     explicit CoreSharing(RankControl& own) noexcept : own_(own) {}
-    // Publishes the core of the calling thread, which enters a call, in one of 16 calls: to ask for
+    // Publishes the core of the calling thread, which enters a call, in one of 4 calls: to ask for
     // the core costs more than the rest of a call's beginning.
     void enter() noexcept {
         if (calls_++ % kCallsBetween == 0) publish();
@@ -25,7 +25,7 @@ class CoreSharing {
     void end(const RankControl& peer) noexcept;
 
   private:
-    static constexpr uint32_t kCallsBetween = 16;
+    static constexpr uint32_t kCallsBetween = 4;
 
     void publish() noexcept;
 
