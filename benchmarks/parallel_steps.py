@@ -12,18 +12,16 @@ alternate, and their losses must agree. The model *text* is a transformer on byt
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
-from time import perf_counter
 from typing import Annotated, Any
 
 import torch
 import typer
 from rich.console import Console
-from rich.table import Table
-from timing import milliseconds, on_every, write
+from step_rows import PARALLELIZE, Row, Step, measured_row, render
+from timing import on_every, write
 from torch import distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -42,25 +40,7 @@ from unisono.planner import Transformer
 TEXT = Transformer(layers=4, hidden=64, heads=4, vocab=256, positions=128, tied=False)
 WIDTH, LAYERS, CLASSES = 256, 8, 10
 RATE = 1e-3
-PARALLELIZE, ON_UNISONO, ON_GLOO = "parallelize", "torch on unisono", "torch on gloo"
-AGREEMENT = 1e-4
-
-Step = Callable[[], float]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """Seconds per step of the slowest rank, by contestant, one entry per round."""
-
-    strategy: str
-    model: str
-    ranks: int
-    times_s: dict[str, tuple[float, ...]]
-
-    def ratio(self, other: str) -> float:
-        """Returns the median over the rounds of our time over another contestant's time."""
-        pairs = zip(self.times_s[PARALLELIZE], self.times_s[other], strict=True)
-        return median(ours / theirs for ours, theirs in pairs)
+ON_UNISONO, ON_GLOO = "torch on unisono", "torch on gloo"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,56 +216,13 @@ def measure(rounds: int, steps: int) -> list[Row]:
         for task in (layers_task(), text_task()):
             for name, step, torchs in contestants(task, dist.get_world_size()):
                 found = {PARALLELIZE: step, ON_UNISONO: torchs(world), ON_GLOO: torchs(gloo)}
-                rows.append(_row(name, task, found, rounds, steps))
+                rows.append(measured_row(name, task.name, found, rounds, steps))
         return rows
     finally:
         dist.destroy_process_group()
 
 
-def _row(name: str, task: Task, found: dict[str, Step], rounds: int, steps: int) -> Row:
-    losses = {who: [step() for _ in range(4)] for who, step in found.items()}
-    expected = losses[PARALLELIZE]
-    for who, others in losses.items():
-        wrong = max(abs(a / b - 1) for a, b in zip(others, expected, strict=True))
-        if wrong > AGREEMENT:
-            raise AssertionError(f"{name}, {task.name}: {who} has other losses: {losses}")
-    times: dict[str, list[float]] = {who: [] for who in found}
-    for round_ in range(rounds):
-        for who in found if round_ % 2 else reversed(found):
-            times[who].append(_time_s(found[who], steps))
-    return Row(
-        strategy=name,
-        model=task.name,
-        ranks=dist.get_world_size(),
-        times_s={who: tuple(each) for who, each in times.items()},
-    )
-
-
-def _time_s(step: Step, steps: int) -> float:
-    dist.barrier()
-    begun_s = perf_counter()
-    for _ in range(steps):
-        step()
-    taken = torch.tensor((perf_counter() - begun_s) / steps)
-    dist.all_reduce(taken, op=dist.ReduceOp.MAX)
-    return float(taken)
-
-
 # ---- the main program
-
-
-def render(rows: Sequence[Row]) -> Table:
-    """Returns a table with medians and quartiles over the rounds."""
-    table = Table(title="ms a step: median (quartiles)")
-    for name in ("model", "strategy"):
-        table.add_column(name)
-    for name in (PARALLELIZE, ON_UNISONO, ON_GLOO, "over unisono", "over gloo"):
-        table.add_column(name, justify="right")
-    for row in rows:
-        times = [milliseconds(row.times_s[who]) for who in (PARALLELIZE, ON_UNISONO, ON_GLOO)]
-        ratios = [f"{row.ratio(who):.2f}" for who in (ON_UNISONO, ON_GLOO)]
-        table.add_row(row.model, row.strategy, *times, *ratios)
-    return table
 
 
 def main(
@@ -300,7 +237,7 @@ def main(
     / "parallel-steps.json",
 ) -> None:
     rows, probes_s = on_every(ranks, measure, (rounds, steps))
-    Console(width=130).print(render(rows))
+    Console(width=160).print(render(rows))
     write(json_path, rows, probes_s)
 
 
