@@ -8,6 +8,7 @@ results, as it does on a GPU.
 from __future__ import annotations
 
 import ctypes
+import errno
 import functools
 import itertools
 import os
@@ -15,16 +16,17 @@ import queue
 import random
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
+import torch
 
 from unisono.execution.fold import fold
 from unisono.torch_backend.device import Address
-from unisono.torch_backend.device.flag_page import FLAGS, FlagPage
-from unisono.torch_backend.device.peer_device import EVENT_WORDS, EXPORT_WORDS
+from unisono.torch_backend.device.flag_page import FIRST_MESSAGE, MESSAGES, FlagPage
+from unisono.torch_backend.device.peer_device import EXPORT_WORDS, SideStream
 
-_FIRST_MESSAGE_SLOT = 8
+_ALLOCATION = 1  # all memory of a process
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -34,7 +36,7 @@ class _Piece(ctypes.Structure):
 
 class _Stream:
     def __init__(self, delay_s):
-        self._delay_s, self._work = delay_s, queue.SimpleQueue()
+        self.delay_s, self._work = delay_s, queue.SimpleQueue()
         threading.Thread(target=self._run, daemon=True).start()
 
     def put(self, work):
@@ -43,7 +45,7 @@ class _Stream:
     def _run(self):
         while True:
             work = self._work.get()
-            time.sleep(random.random() * self._delay_s)
+            time.sleep(random.random() * self.delay_s)
             work()
 
 
@@ -51,28 +53,45 @@ class ProcessMemory:
     """The CPU memory of processes of one host as a `PeerDevice`."""
 
     def __init__(self, comm, performers=None, delay_s=0.002):
-        self._comm, self._delay_s = comm, delay_s
+        self._comm, self._latest = comm, 0
         self.performers = performers or list(range(comm.size))
-        self._default, self._side = _Stream(delay_s), _Stream(delay_s)
+        self._default = _Stream(delay_s)
+        self._side = {each: _Stream(delay_s) for each in SideStream}
         self._current = threading.local()
         self._messages = itertools.count()
         self._page = FlagPage(comm)
         self._flags = self._page.values
-        self._pids = comm.all_gather(np.array([os.getpid()])).tolist()
+        self._pid = os.getpid()
+        self._pids = comm.all_gather(np.array([self._pid])).tolist()
+
+    def delay(self, stream, delay_s):
+        """Makes a side stream later, or as fast as possible."""
+        self._side[stream].delay_s = delay_s
 
     def connect(self):
-        """Does nothing: messages need the events before the first collective."""
+        """Does nothing: the constructor is collective."""
 
-    def export(self, tensor):
-        words = np.zeros(EXPORT_WORDS, np.int64)
-        words[0] = tensor.data_ptr() if tensor.numel() else 0
-        return words
+    def locate(self, tensor):
+        return (_ALLOCATION, tensor.data_ptr()) if tensor.numel() else (0, 0)
 
-    def address(self, rank, words):
-        assert words[0], "memory that was not exported"
-        return Address(rank, int(words[0]))
+    def export(self, allocation):
+        return np.full(EXPORT_WORDS, self._pid)
 
-    def fold(self, targets, sources, nbytes, dtype, op, divisor):
+    def freed(self):
+        return []
+
+    def open(self, rank, allocation, words):
+        assert allocation == _ALLOCATION, "memory that was not exported"
+        assert list(words) == [self._pids[rank]] * EXPORT_WORDS
+
+    def release_memory(self, rank, allocation):
+        raise AssertionError("no memory was freed")
+
+    def address(self, rank, allocation, offset):
+        assert allocation == _ALLOCATION, "memory that was not exported"
+        return Address(rank, offset)
+
+    def prepare(self, targets, sources, nbytes, dtype, op, divisor):
         def run():
             values = [self._read(each, nbytes) for each in sources]
             if len(values) > 1:
@@ -80,40 +99,31 @@ class ProcessMemory:
             for each in targets:
                 self._write(each, values[0])
 
-        self._stream().put(run)
+        return lambda: self._stream().put(run)
 
-    def record(self, event, number):
-        reached = self._flags[self._comm.rank]
+    def batch(self, records, waits):
+        def enqueue(base):
+            self._latest = base
+            for event, offset in records:
+                self._record(event, base + offset)
+            for rank, event, offset in waits:
+                self._wait(rank, event, base + offset)
 
-        def reach():
-            reached[event] = number
-
-        self._stream().put(reach)
-
-    def wait(self, rank, event, number):
-        reached = self._flags[rank]
-
-        def wait():
-            while reached[event] < number:
-                time.sleep(1e-4)
-
-        self._stream().put(wait)
+        return enqueue
 
     def record_message(self):
-        turn, place = divmod(next(self._messages), FLAGS - 1 - _FIRST_MESSAGE_SLOT)
-        words = np.zeros(EVENT_WORDS, np.int64)
-        words[:2] = _FIRST_MESSAGE_SLOT + place, turn + 1
-        self.record(int(words[0]), turn + 1)
-        return words
+        turn, place = divmod(next(self._messages), MESSAGES)
+        self._record(FIRST_MESSAGE + place, turn + 1)
+        return np.array([FIRST_MESSAGE + place, turn + 1])
 
     def wait_message(self, rank, words):
-        self.wait(rank, int(words[0]), int(words[1]))
+        self._wait(rank, int(words[0]), int(words[1]))
 
     def has_recorded(self, rank, event, number):
         return self._flags[rank, event] >= number
 
-    def release(self, number):
-        self._page.release(number)
+    def release(self):
+        self._page.release(self._latest)
 
     def has_lost_rank(self):
         return self._page.has_lost_rank()
@@ -139,9 +149,15 @@ class ProcessMemory:
     def keep(self, tensors):
         self._stream().put(functools.partial(id, tensors))
 
+    def selected(self):
+        return nullcontext()
+
+    def staging(self, nbytes):
+        return torch.empty(nbytes, dtype=torch.uint8)
+
     @contextmanager
-    def on_side_stream(self):
-        before, self._current.stream = self._stream(), self._side
+    def on_side_stream(self, stream=SideStream.CALLS):
+        before, self._current.stream = self._stream(), self._side[stream]
         try:
             yield
         finally:
@@ -149,9 +165,27 @@ class ProcessMemory:
 
     def close(self):
         self.synchronize(self.mark())
-        with self.on_side_stream():
-            self.synchronize(self.mark())
+        for each in SideStream:
+            with self.on_side_stream(each):
+                self.synchronize(self.mark())
         self._page.leave(self._comm.rank)
+
+    def _record(self, event, number):
+        reached = self._flags[self._comm.rank]
+
+        def reach():
+            reached[event] = number
+
+        self._stream().put(reach)
+
+    def _wait(self, rank, event, number):
+        reached = self._flags[rank]
+
+        def wait():
+            while reached[event] < number:
+                time.sleep(1e-4)
+
+        self._stream().put(wait)
 
     def _stream(self):
         return getattr(self._current, "stream", self._default)
@@ -169,4 +203,6 @@ class ProcessMemory:
         there = _Piece(address.value, data.nbytes)
         pid = self._pids[address.rank]
         moved = function(pid, ctypes.byref(here), 1, ctypes.byref(there), 1, 0)
-        assert moved == data.nbytes, (address, moved, os.strerror(ctypes.get_errno()))
+        error = ctypes.get_errno()
+        is_gone = moved < 0 and error == errno.ESRCH  # a rank that was killed
+        assert is_gone or moved == data.nbytes, (address, moved, os.strerror(error))

@@ -11,9 +11,10 @@ from torch import distributed as dist
 from torch_backend.process_memory import ProcessMemory
 from unisono.errors import MismatchError
 from unisono.torch_backend.device import DeviceCommunicator
-from unisono.torch_backend.device.device_messages import DeviceMessages
+from unisono.torch_backend.device.device_group import over_peer_memory
 from unisono.torch_backend.device.host_memory import HostMemory
-from unisono.torch_backend.device.peer_memory import PeerMemory
+from unisono.torch_backend.device.peer_device import SideStream
+from unisono.torch_backend.device.sharing_trial import require_sharing
 from unisono.torch_backend.process_group import ProcessGroup
 
 pytestmark = pytest.mark.torch
@@ -33,12 +34,12 @@ def groups(world):
     for performers in ([0] * RANKS, list(range(RANKS)), [1, 1, 2]):
         host = world_communicator().group(list(range(RANKS)))
         device = ProcessMemory(host, performers)
-        path, messages = PeerMemory(host, device), DeviceMessages(host, device)
-        yield device, ProcessGroup(DeviceCommunicator(host, device, path, messages))
+        require_sharing(host, device, lambda: torch.zeros(64, dtype=torch.int64))
+        yield device, ProcessGroup(over_peer_memory(host, device))
     host = world_communicator().group(list(range(RANKS)))
-    device = ProcessMemory(host)
-    path = HostMemory(host, device)
-    yield device, ProcessGroup(DeviceCommunicator(host, device, path, path))
+    device = ProcessMemory(host, delay_s=0.0005)
+    path = HostMemory(host, device, block_bytes=3000)
+    yield device, ProcessGroup(DeviceCommunicator(host, device, path, path, "a test"))
 
 
 def world_communicator():
@@ -162,6 +163,127 @@ def own_all_to_all(world):
         assert read(device, out).tolist() == expected
         group.all_to_all_single(out[:3], out[:3], [], []).wait()  # in place
         read(device, out)
+        group.shutdown()
+
+
+def own_uneven_pieces(world):
+    """Pieces of different lengths, some empty, and a root's own piece in its place."""
+    rank = world.rank
+    for device, group in groups(world):
+        _check_uneven(device, group, rank, [5, 0, 300], torch.float32)
+        _check_uneven(device, group, rank, [2, 2001, 7], torch.bfloat16)
+        _check_uneven(device, group, rank, [0, 0, 0], torch.uint8)
+        group.shutdown()
+
+
+def _check_uneven(device, group, rank, sizes, dtype):
+    every = [value(r, size, dtype) for r, size in enumerate(sizes)]
+    outs = [torch.zeros(size, dtype=dtype) for size in sizes]
+    group.allgather([outs], [late(device, every[rank])], None).wait()
+    read(device, outs[0])
+    assert all(map(torch.equal, outs, every))
+
+    out = torch.zeros(sizes[rank], dtype=dtype)
+    pieces = [each.clone() for each in every] if rank == 2 else []
+    group.scatter([out], [pieces] if pieces else [], root_options(dist.ScatterOptions, 2)).wait()
+    assert torch.equal(read(device, out), every[rank])
+    if rank == 2:
+        out = pieces[2]  # the root's own piece, in its place
+    group.scatter([out], [pieces] if pieces else [], root_options(dist.ScatterOptions, 2)).wait()
+    assert torch.equal(read(device, out), every[rank])
+
+    whole = torch.zeros(sum(sizes), dtype=dtype)
+    found = list(whole.split(sizes)) if rank == 1 else []
+    mine = late(device, every[rank])
+    group.gather([found] if found else [], [mine], root_options(dist.GatherOptions, 1)).wait()
+    read(device, mine)
+    assert all(map(torch.equal, found, every if found else []))
+    if rank == 1:
+        mine = found[1].copy_(every[1])  # the root's own piece, in its place
+    group.gather([found] if found else [], [mine], root_options(dist.GatherOptions, 1)).wait()
+    read(device, mine)
+    assert all(map(torch.equal, found, every if found else []))
+
+    out = torch.zeros(sizes[rank], dtype=dtype)
+    group.reduce_scatter([out], [[each.clone() for each in every]], None).wait()
+    total = sum(every[rank].to(torch.float64) for _ in range(RANKS))
+    assert torch.equal(read(device, out), total.to(dtype))
+
+
+def root_options(cls, root):
+    return options(cls, False, rootRank=root)
+
+
+def own_uneven_shares(world):
+    """An all_to_all whose shares depend on both ranks, also from a tensor to itself."""
+    rank = world.rank
+    for device, group in groups(world):
+        sizes = [[(s * d) * 40 % 97 for d in range(RANKS)] for s in range(RANKS)]
+        given = [torch.arange(sum(sizes[s])) + 1000 * s for s in range(RANKS)]
+        received = [sizes[s][rank] for s in range(RANKS)]
+        expected = torch.cat([given[s].split(sizes[s])[rank] for s in range(RANKS)])
+        out = torch.zeros(sum(received), dtype=torch.int64)
+        group.all_to_all_single(out, given[rank].clone(), received, sizes[rank]).wait()
+        assert torch.equal(read(device, out), expected)
+        both = given[rank].clone()  # the table is symmetric, so the lengths are equal
+        group.all_to_all_single(both, both, received, sizes[rank]).wait()
+        assert torch.equal(read(device, both), expected)
+        group.shutdown()
+
+
+def own_gathering_in_place(world):
+    rank = world.rank
+    for device, group in groups(world):
+        out = torch.zeros(RANKS * 500)
+        mine = out.view(RANKS, 500)[rank]
+        device.enqueue(lambda mine=mine: mine.copy_(value(rank, 500, torch.float32)))
+        group.all_gather_single(out, mine, None).wait()
+        every = [value(r, 500, torch.float32) for r in range(RANKS)]
+        assert torch.equal(read(device, out), torch.cat(every))
+        piece = out.view(RANKS, 500)[rank]
+        group.reduce_scatter_single(piece, out, None).wait()
+        assert torch.equal(read(device, piece), RANKS * every[rank])
+        group.shutdown()
+
+
+def own_slow_copies_over_host_memory(world):
+    """Many blocks, whose copies in one direction are much later than those in the other."""
+    for slow, fast in ((SideStream.UP, SideStream.DOWN), (SideStream.DOWN, SideStream.UP)):
+        host = world_communicator().group(list(range(RANKS)))
+        device = ProcessMemory(host, delay_s=0)
+        device.delay(slow, 0.01)
+        device.delay(fast, 0)
+        path = HostMemory(host, device, block_bytes=480)
+        group = ProcessGroup(DeviceCommunicator(host, device, path, path, "a test"))
+        for _ in range(2):
+            x = late(device, value(world.rank, 1000, torch.float32))
+            group.allreduce([x], options(dist.AllreduceOptions, False)).wait()
+            total = sum(value(r, 1000, torch.float32) for r in range(RANKS))
+            assert torch.equal(read(device, x), total)
+            whole = torch.zeros(RANKS * 400)
+            mine = late(device, value(world.rank, 400, torch.float32))
+            group.all_gather_single(whole, mine, None).wait()
+            every = [value(r, 400, torch.float32) for r in range(RANKS)]
+            assert torch.equal(read(device, whole), torch.cat(every))
+        group.shutdown()
+
+
+def own_wrong_arguments_reach_all_ranks(world):
+    """One rank refuses its call; the other ranks do not wait for it."""
+    for _, group in groups(world):
+        length = 7 if world.rank == 1 else 6  # 7 elements have no three equal shares
+        error = ValueError if world.rank == 1 else MismatchError
+        with pytest.raises(error, match="expected a multiple of 3"):
+            group.reduce_scatter_single(torch.zeros(2), torch.zeros(length), None).wait()
+        dist.barrier()  # else an abort could be the first news
+        group.abort()
+
+
+def own_explanations(world):
+    for device, group in groups(world):
+        reason = group.communicator.explain()
+        performers = len(set(device.performers))
+        assert "a test" in reason or f"moved by {performers} of {RANKS} ranks" in reason
         group.shutdown()
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
 
 import numpy as np
 import pytest
 
+from torch_backend.cpu_kernels import build, for_cpu, with_device
 from unisono.execution.fold import fold
 from unisono.torch_backend.device.fold_kernel import _COMBINE, _TYPES, _Arrays, fold_source
 from unisono.types import DType, ReduceOp
@@ -16,44 +16,17 @@ pytestmark = pytest.mark.torch
 CASES = [(dtype, op) for dtype in _TYPES for op in _COMBINE if dtype.supports(op)]
 RANKS, NBYTES = 3, 48 * 64 + 32
 
-_DEVICE = r"""
-#include <cmath>
-#include <cstring>
-#define __device__ static inline
-#define __global__
-struct Place { unsigned x; };
-static const Place gridDim{1}, blockDim{1}, blockIdx{0}, threadIdx{0};
-static inline float __uint_as_float(unsigned x) { float f; std::memcpy(&f, &x, 4); return f; }
-static inline unsigned __float_as_uint(float f) { unsigned x; std::memcpy(&x, &f, 4); return x; }
-"""
-_HALF = {
-    'float f; asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(x)); return f;': (
-        "_Float16 h; std::memcpy(&h, &x, 2); return h;"
-    ),
-    'u16 x; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(x) : "f"(f)); return x;': (
-        "_Float16 h = f; u16 x; std::memcpy(&x, &h, 2); return x;"
-    ),
-}
-
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("kernels")
-    parts = [_DEVICE]
+    parts = []
     for number, (dtype, op) in enumerate(CASES):
-        source = fold_source(dtype, op).replace(
-            "template <class T> __device__", "template <class T>"
-        )
-        for device, host in _HALF.items():
-            assert device in source
-            source = source.replace(device, host)
+        source = for_cpu(fold_source(dtype, op))
         source = source.replace(" fold_vectors(", f" fold_vectors_{number}(")
         source = source.replace(" fold_elements(", f" fold_elements_{number}(")
         parts.append(f"namespace kernel_{number} {{ {source} }}")
-    (folder / "kernels.cc").write_text("\n".join(parts))
-    command = ["g++", "-std=c++20", "-O0", "-w", "-ffp-contract=off", "-shared", "-fPIC"]
-    subprocess.run([*command, "kernels.cc", "-o", "kernels.so"], cwd=folder, check=True)
-    return ctypes.CDLL(str(folder / "kernels.so"))
+    folder = tmp_path_factory.mktemp("kernels")
+    return ctypes.CDLL(str(build(with_device("\n".join(parts)), folder)))
 
 
 def contributions(dtype):

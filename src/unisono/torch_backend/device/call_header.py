@@ -1,22 +1,28 @@
-"""The header that each rank sends for a call on a device, and the check that all headers agree."""
+"""The header that each rank sends for a new kind of call on a device, and the check that all
+headers agree."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from unisono.errors import MismatchError
-from unisono.torch_backend.device.peer_device import EXPORT_WORDS, Words
+from unisono.torch_backend.device.peer_device import Words
 from unisono.types import DType, Op, ReduceOp
 
+DIVIDES_INPUT = frozenset((Op.SCATTER, Op.REDUCE_SCATTER, Op.ALL_TO_ALL))
+"""Operations whose input has a piece for each rank."""
+
+DIVIDES_OUTPUT = frozenset((Op.GATHER, Op.ALL_GATHER, Op.ALL_TO_ALL))
+"""Operations whose output has a piece of each rank."""
+
 _OPS = tuple(Op)
-_FIXED = 5  # operation, element type, reduction, root, and 1 + the number of output pieces
+_FIXED = 6  # operation, element type, reduction, root, numbers of input and of output pieces
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceRequest:
+class DeviceRequest(NamedTuple):
     """A collective on contiguous device memory."""
 
     op: Op
@@ -40,67 +46,69 @@ class DeviceRequest:
         return f"{self.op}({self.dtype.name.lower()}{reduction}{root}{sizes})"
 
 
-def header_words(ranks: int) -> int:
-    """Returns the length of a header."""
-    return _FIXED + 1 + 2 * ranks + 2 * EXPORT_WORDS
+def barrier_request() -> DeviceRequest:
+    """Returns the request of a barrier, which moves no data."""
+    return DeviceRequest(Op.BARRIER, DType.UINT8)
 
 
-def encode(request: DeviceRequest, ranks: int, memories: Sequence[Words | None]) -> Words:
-    """Returns the header of a request. `memories`: the exported input and output."""
-    words = np.zeros(header_words(ranks), np.int64)
+def request_words(ranks: int) -> int:
+    """Returns the length of an encoded request."""
+    return _FIXED + 2 * ranks
+
+
+def encode(request: DeviceRequest, ranks: int) -> Words:
+    """Returns a request as `request_words(ranks)` words."""
+    words = np.zeros(request_words(ranks), np.int64)
     root = -1 if request.root is None else request.root
-    words[:_FIXED] = (
-        _OPS.index(request.op),
-        request.dtype,
-        request.reduction,
-        root,
-        len(request.inputs),
-    )
-    words[_FIXED] = len(request.outputs)
-    at = _FIXED + 1
-    words[at : at + len(request.inputs)] = request.inputs
-    at += ranks
-    words[at : at + len(request.outputs)] = request.outputs
-    for memory, start in zip(memories, _memory_starts(ranks), strict=True):
-        if memory is not None:
-            words[start : start + EXPORT_WORDS] = memory
+    inputs, outputs = request.inputs, request.outputs
+    kind = _OPS.index(request.op), request.dtype, request.reduction, root
+    words[:_FIXED] = *kind, len(inputs), len(outputs)
+    words[_FIXED : _FIXED + len(inputs)] = inputs
+    words[_FIXED + ranks : _FIXED + ranks + len(outputs)] = outputs
     return words
 
 
 def decode(words: Words, ranks: int) -> DeviceRequest:
-    """Returns the request of a header."""
-    op, dtype, reduction, root, inputs, outputs = words[: _FIXED + 1].tolist()
-    at = _FIXED + 1
+    """Returns the request of encoded words."""
+    op, dtype, reduction, root, inputs, outputs = words[:_FIXED].tolist()
     return DeviceRequest(
         op=_OPS[op],
         dtype=DType(dtype),
         reduction=ReduceOp(reduction),
         root=None if root < 0 else root,
-        inputs=tuple(words[at : at + inputs].tolist()),
-        outputs=tuple(words[at + ranks : at + ranks + outputs].tolist()),
+        inputs=tuple(words[_FIXED : _FIXED + inputs].tolist()),
+        outputs=tuple(words[_FIXED + ranks : _FIXED + ranks + outputs].tolist()),
     )
-
-
-def call_words(ranks: int) -> slice:
-    """Returns the part of a header that describes the call, without memory."""
-    return slice(0, _FIXED + 1 + 2 * ranks)
-
-
-def memory_words(words: Words, ranks: int, *, is_output: bool) -> Words:
-    """Returns the part of a header with which the rank's input or output can be opened."""
-    start = _memory_starts(ranks)[is_output]
-    return words[start : start + EXPORT_WORDS]
 
 
 def require_equal_calls(requests: Sequence[DeviceRequest]) -> None:
     """Raises `MismatchError` if the ranks made different calls."""
-    kinds = [(each.op, each.dtype, each.reduction, each.root) for each in requests]
-    first = kinds[0]
-    for rank, kind in enumerate(kinds):
-        if kind != first:
+    first = requests[0][:4]
+    for rank, request in enumerate(requests):
+        if request[:4] != first:
             raise MismatchError(
                 f"the ranks made different calls on the device: rank 0 called {requests[0]}, "
-                f"rank {rank} called {requests[rank]}"
+                f"rank {rank} called {request}"
+            )
+
+
+def require_matching(requests: Sequence[DeviceRequest]) -> None:
+    """Raises `MismatchError` unless the ranks made one call with pieces of equal lengths where one
+    rank sends and another one receives."""
+    require_equal_calls(requests)
+    op, root = requests[0].op, requests[0].root
+    if op is Op.BARRIER:
+        return
+    everyone = range(len(requests))
+    for sender in [root] if op in (Op.BROADCAST, Op.SCATTER) else everyone:
+        for receiver in [root] if op in (Op.REDUCE, Op.GATHER) else everyone:
+            assert sender is not None and receiver is not None
+            sent = receiver if op in DIVIDES_INPUT else 0
+            received = sender if op in DIVIDES_OUTPUT else 0
+            require_equal_lengths(
+                requests,
+                (sender, sent, requests[sender].inputs[sent]),
+                (receiver, received, requests[receiver].outputs[received]),
             )
 
 
@@ -118,8 +126,3 @@ def require_equal_lengths(
             f"{target[1]}; rank {source[0]} called {requests[source[0]]}, rank {target[0]} called "
             f"{requests[target[0]]}"
         )
-
-
-def _memory_starts(ranks: int) -> tuple[int, int]:
-    start = _FIXED + 1 + 2 * ranks
-    return start, start + EXPORT_WORDS

@@ -88,15 +88,17 @@ class CallQueue:
         """Jobs whose device work may not have ended, with its end; they keep their tensors."""
         self._thread: threading.Thread | None = None
 
-    def run(self, job: Job) -> None:
-        """Runs a job after all earlier ones, on the current stream."""
+    def run(self, job: Job) -> Any:
+        """Runs a job after all earlier ones, on the current stream; returns its result."""
         with self._lock:
             while self._open:
                 self._idle.wait()
             self._open += 1
         try:
-            job()
+            with self._device.selected():
+                found = job()
             self._device.keep(job)
+            return found
         finally:
             self._end_one()
 

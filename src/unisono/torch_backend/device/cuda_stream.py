@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 
-from unisono.torch_backend.private import hide_from_dynamo
+from unisono.errors import UnsupportedError
+from unisono.torch_backend.device.peer_device import SideStream
+from unisono.torch_backend.private import current_stream_handle, hide_from_dynamo
 
 # torch gives these classes no types.
 _Event: Any = torch.cuda.Event
@@ -20,7 +22,10 @@ class CudaStream:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._side: Any = None
+        self._index = int(device.index)
+        self._side: dict[SideStream, Any] = {}
+        self._is_alone = torch.cuda.device_count() == 1
+        self._nothing = nullcontext()
 
     def mark(self) -> Any:
         """Records an event of this process on the current stream."""
@@ -48,17 +53,40 @@ class CudaStream:
     def keep(self, tensors: object) -> None:
         """Does nothing, since torch gives memory to later work of the same stream only."""
 
+    def selected(self) -> AbstractContextManager[None]:
+        """Returns a context in which this device is torch's current device."""
+        if self._is_alone:
+            return self._nothing
+        found: AbstractContextManager[None] = torch.cuda.device(self._device)
+        return found
+
     @contextmanager
-    def on_side_stream(self) -> Iterator[None]:
-        """Returns a context with the stream for communication."""
+    def on_side_stream(self, stream: SideStream = SideStream.CALLS) -> Iterator[None]:
+        """Returns a context with a stream for communication."""
         torch.cuda.set_device(self._device)
-        if self._side is None:
-            self._side = _Stream(self._device)
-        with torch.cuda.stream(self._side):
+        if stream not in self._side:
+            self._side[stream] = _Stream(self._device)
+        with torch.cuda.stream(self._side[stream]):
             yield
+
+    def staging(self, nbytes: int) -> torch.Tensor:
+        """Returns pinned host memory."""
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+
+    def require_here(self, tensor: torch.Tensor) -> None:
+        """Raises `UnsupportedError` for a tensor of another device."""
+        if tensor.get_device() != self._index:
+            raise UnsupportedError(
+                f"expected a tensor on {self._device}, the device of this rank's group, not on "
+                f"{tensor.device}: call torch.cuda.set_device before init_process_group"
+            )
 
     def _stream(self) -> torch.cuda.Stream:
         return torch.cuda.current_stream(self._device)
+
+    def _handle(self) -> int:
+        """Returns the handle of the current stream."""
+        return current_stream_handle(self._index)
 
 
 hide_from_dynamo(CudaStream)

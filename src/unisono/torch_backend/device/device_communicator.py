@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,10 +11,9 @@ import torch
 from unisono.communicator import dtype_of
 from unisono.errors import UnsupportedError
 from unisono.torch_backend.convert import NATIVE_DTYPES
-from unisono.torch_backend.device.call_header import DeviceRequest
+from unisono.torch_backend.device.call_header import DeviceRequest, barrier_request
 from unisono.torch_backend.device.call_queue import CallQueue, DeviceCall
-from unisono.torch_backend.device.flat_tensors import Flat, flat_source, flat_target
-from unisono.torch_backend.device.peer_memory import barrier_request
+from unisono.torch_backend.device.flat_tensors import Flat, flat_source, flat_target, overlap
 from unisono.torch_backend.private import hide_from_dynamo
 from unisono.types import DType, Op, ReduceOp
 
@@ -25,14 +25,18 @@ class DeviceCommunicator:
     stream; the host does not wait for the device.
     """
 
-    def __init__(self, comm: Any, device: Any, path: Any, messages: Any) -> None:
+    def __init__(
+        self, comm: Any, device: Any, path: Any, messages: Any, host_memory_reason: str = ""
+    ) -> None:
         """`comm`: a communicator of its own in host memory. `path` and `messages` move the data of
         collectives and messages: `PeerMemory` and `DeviceMessages`, or `HostMemory`."""
         self.host, self._device, self._path, self._messages = comm, device, path, messages
+        self.rank, self.size = int(comm.rank), int(comm.size)
+        self.host_memory_reason = host_memory_reason
+        """Why data goes through host memory; empty if it does not."""
         self._queue = CallQueue(device)
+        self._dtypes: dict[tuple[Op, torch.dtype, ReduceOp], DType] = {}
 
-    rank = property(lambda self: self.host.rank)
-    size = property(lambda self: self.host.size)
     hosts = property(lambda self: self.host.hosts)
     reproducible = property(lambda self: self.host.reproducible)
 
@@ -83,10 +87,19 @@ class DeviceCommunicator:
         """Sends piece r of the root to rank r."""
         return self._move(Op.SCATTER, source, target, async_op, sources=self.size, root=root)
 
+    def explain(self) -> str:
+        """Returns in which way the data of this group's calls moves, and why."""
+        if self.host_memory_reason:
+            return f"through host memory, since {self.host_memory_reason}"
+        performers = len(set(self._device.performers))
+        return (
+            f"between the device memories of one host, moved by {performers} of {self.size} ranks"
+        )
+
     def barrier(self, *, async_op: bool = False) -> Any:
         """Waits until every rank has called `barrier` and its device has ended its earlier work."""
         self._device.synchronize(self._device.mark())
-        return self._call(lambda: self._path.run(barrier_request(), None, None), None, async_op)
+        return self._call(barrier_request(), None, None, None, async_op)
 
     def send(self, x: torch.Tensor, dst: int, tag: int = 0, *, async_op: bool = False) -> Any:
         """Sends a tensor to a rank."""
@@ -102,11 +115,11 @@ class DeviceCommunicator:
 
     def group(self, ranks: Sequence[int]) -> Any:
         """Returns the communicator in host memory of some ranks, or None; see `Communicator`."""
-        return self.host.group(ranks)
+        return self._queue.run(lambda: self.host.group(ranks))
 
     def refuse(self, name: str, error: Exception) -> None:
         """Tells the other ranks that this rank raises an error and does not make its next call."""
-        self.host.refuse(name, error)
+        self._queue.run(lambda: self.host.refuse(name, error))
 
     def abort(self, reason: str = "aborted by the program") -> None:
         """Ends all pending calls on all ranks with `AbortedError`."""
@@ -127,26 +140,20 @@ class DeviceCommunicator:
     def _in_place(
         self, op: Op, x: torch.Tensor, root: int | None, reduction: ReduceOp, async_op: bool
     ) -> Any:
-        dtype = self._dtype(op, x, reduction)
-        flat = flat_target(x, keeps_values=True)
-        receives = op is not Op.REDUCE or self.rank == root
-        sends = op is not Op.BROADCAST or self.rank == root
-        request = DeviceRequest(
-            op=op,
-            dtype=dtype,
-            reduction=reduction,
-            root=root,
-            inputs=flat.sizes if sends else (),
-            outputs=flat.sizes if receives else (),
-        )
-        tensor = flat.tensor
-        return self._call(
-            lambda: self._path.run(
-                request, tensor if sends else None, tensor if receives else None
-            ),
-            flat.finish,
-            async_op,
-        )
+        try:
+            dtype = self._dtype(op, x, reduction)
+            flat = flat_target(x, keeps_values=True)
+        except (ValueError, TypeError) as error:
+            self.refuse(op.value, error)
+            raise
+        source = target = flat.tensor
+        inputs = outputs = flat.sizes
+        if op is Op.REDUCE and self.rank != root:
+            target, outputs = None, ()
+        elif op is Op.BROADCAST and self.rank != root:
+            source, inputs = None, ()
+        request = DeviceRequest(op, dtype, reduction, root, inputs, outputs)
+        return self._call(request, source, target, flat.finish, async_op)
 
     def _move(
         self,
@@ -160,26 +167,32 @@ class DeviceCommunicator:
         root: int | None = None,
         reduction: ReduceOp = ReduceOp.SUM,
     ) -> Any:
-        sends = op is not Op.SCATTER or self.rank == root
-        receives = op is not Op.GATHER or self.rank == root
-        first = source if isinstance(source, torch.Tensor) else (source or [target])[0]
-        ours = flat_source(source, sources) if sends else Flat()
-        theirs = flat_target(target, pieces=targets) if receives else Flat()
-        if op is Op.ALL_TO_ALL and _overlap(ours.tensor, theirs.tensor):
-            ours = flat_source([ours.tensor.clone()], sources)  # type: ignore[union-attr]
-        request = DeviceRequest(
-            op=op,
-            dtype=self._dtype(op, first, reduction),
-            reduction=reduction,
-            root=root,
-            inputs=ours.sizes,
-            outputs=theirs.sizes,
-        )
-        return self._call(
-            lambda: self._path.run(request, ours.tensor, theirs.tensor), theirs.finish, async_op
-        )
+        try:
+            sends = op is not Op.SCATTER or self.rank == root
+            receives = op is not Op.GATHER or self.rank == root
+            first = source if isinstance(source, torch.Tensor) else (source or [target])[0]
+            dtype = self._dtype(op, first, reduction)
+            ours = flat_source(source, sources) if sends else Flat()
+            theirs = flat_target(target, pieces=targets) if receives else Flat()
+            _require_pieces(ours, sources if sends else 0, "input")
+            _require_pieces(theirs, targets if receives else 0, "output")
+        except (ValueError, TypeError) as error:
+            self.refuse(op.value, error)
+            raise
+        if op is Op.ALL_TO_ALL and overlap(ours.tensor, theirs.tensor):
+            ours = ours._replace(tensor=ours.tensor.clone())  # type: ignore[union-attr]
+        request = DeviceRequest(op, dtype, reduction, root, ours.sizes, theirs.sizes)
+        return self._call(request, ours.tensor, theirs.tensor, theirs.finish, async_op)
 
-    def _call(self, job: Callable[[], None], finish: Any, async_op: bool) -> Any:
+    def _call(
+        self,
+        request: DeviceRequest,
+        source: torch.Tensor | None,
+        target: torch.Tensor | None,
+        finish: Callable[[], None] | None,
+        async_op: bool,
+    ) -> Any:
+        job = partial(self._path.run, request, source, target)
         if async_op:
             return self._queue.begin(job, finish)
         self._queue.run(job)
@@ -188,21 +201,30 @@ class DeviceCommunicator:
         return None
 
     def _dtype(self, op: Op, x: torch.Tensor, reduction: ReduceOp) -> DType:
-        if not op.reduces:
-            return dtype_of(x) if x.dtype in NATIVE_DTYPES else DType.UINT8
-        dtype = dtype_of(x)
-        if not dtype.supports(reduction):
-            raise UnsupportedError(
-                f"{op}: {dtype.name.lower()} elements cannot be reduced by {reduction.name.lower()}"
-            )
-        return dtype
+        found = self._dtypes.get((op, x.dtype, reduction))
+        if found is None:
+            found = _checked_dtype(op, x, reduction)
+            self._dtypes[op, x.dtype, reduction] = found
+        return found
 
 
-def _overlap(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
-    if a is None or b is None or not (a.numel() and b.numel()):
-        return False
-    first, second = a.data_ptr(), b.data_ptr()
-    return first < second + b.nbytes and second < first + a.nbytes
+def _checked_dtype(op: Op, x: torch.Tensor, reduction: ReduceOp) -> DType:
+    """Returns the element type of a call. Raises `UnsupportedError` if it cannot be reduced."""
+    if not op.reduces:
+        return dtype_of(x) if x.dtype in NATIVE_DTYPES else DType.UINT8
+    dtype = dtype_of(x)
+    if not dtype.supports(reduction):
+        raise UnsupportedError(
+            f"{op}: {dtype.name.lower()} elements cannot be reduced by {reduction.name.lower()}"
+        )
+    return dtype
+
+
+def _require_pieces(flat: Flat, expected: int, what: str) -> None:
+    if len(flat.sizes) != expected:
+        raise ValueError(
+            f"expected {expected} {what} tensors, one for each rank, not {len(flat.sizes)}"
+        )
 
 
 hide_from_dynamo(DeviceCommunicator)

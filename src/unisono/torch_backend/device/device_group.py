@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import logging
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,35 +17,63 @@ from unisono.torch_backend.device.device_communicator import DeviceCommunicator
 from unisono.torch_backend.device.device_messages import DeviceMessages
 from unisono.torch_backend.device.flag_page import FlagPage
 from unisono.torch_backend.device.host_memory import HostMemory
+from unisono.torch_backend.device.lost_rank_watch import LostRankWatch
+from unisono.torch_backend.device.peer_device import PeerDevice
 from unisono.torch_backend.device.peer_memory import PeerMemory
+from unisono.torch_backend.device.refusals import agree
+from unisono.torch_backend.device.sharing_trial import require_sharing
+
+_log = logging.getLogger(__name__)
 
 
 def device_group(comm: Any) -> DeviceCommunicator | None:
     """Returns the communicator for CUDA tensors of a communicator's ranks. Collective.
 
-    Returns None if a rank has no CUDA device. Uses peer memory if all ranks are on one host and can
-    share memory, else host memory.
+    Returns None if a rank has no CUDA device. Uses peer memory if all ranks are on one host and a
+    trial shows that they can share memory, else host memory. Rank 0 logs the reason for host
+    memory.
     """
-    own = np.array([torch.cuda.is_available(), _can_share(comm)], np.uint8)
-    found = comm.all_gather(own).reshape(comm.size, -1).all(axis=0)
-    if not found[0]:
+    if not comm.all_gather(np.array([torch.cuda.is_available()])).all():
         return None
     host = comm.group(list(range(comm.size)))
-    where = torch.device("cuda", torch.cuda.current_device())
+    place = torch.device("cuda", torch.cuda.current_device())
     try:
-        if not found[1]:
-            raise UnsupportedError("ranks on several hosts, or without cuda-bindings")
-        device = CudaDevice(host, where, FlagPage(host))
+        device = _shared_device(host, place)
+    except UnsupportedError as error:
+        if host.rank == 0:
+            _log.warning("CUDA tensors of this group go through host memory: %s", error)
+        return over_host_memory(host, CudaStream(place), str(error))
+    return over_peer_memory(host, device)
+
+
+def over_peer_memory(host: Any, device: PeerDevice) -> DeviceCommunicator:
+    """Returns a communicator whose ranks open each other's memory. `device` has passed the
+    trial."""
+    watch = LostRankWatch(host, device)
+    path, messages = PeerMemory(host, device, watch), DeviceMessages(host, device, watch)
+    return DeviceCommunicator(host, device, path, messages)
+
+
+def over_host_memory(host: Any, device: Any, reason: str) -> DeviceCommunicator:
+    """Returns a communicator that copies data to the host and back, for this reason."""
+    path = HostMemory(host, device)
+    return DeviceCommunicator(host, device, path, path, reason)
+
+
+def _shared_device(host: Any, place: torch.device) -> CudaDevice:
+    """Raises `UnsupportedError` on all ranks if they cannot share memory."""
+    if len(host.hosts) > 1:
+        raise UnsupportedError(f"the ranks are on {len(host.hosts)} hosts")
+    problem: Exception | None = None
+    try:
+        importlib.import_module("cuda.bindings.nvrtc")
+    except ImportError as error:
+        problem = error
+    agree(host, problem, "cuda-bindings is missing (pip install 'unisono[cuda]')")
+    device = CudaDevice(host, place, FlagPage(host))
+    try:
+        require_sharing(host, device, partial(torch.zeros, 64, dtype=torch.int64, device=place))
     except UnsupportedError:
-        stream = CudaStream(where)
-        path = HostMemory(host, stream)
-        return DeviceCommunicator(host, stream, path, path)
-    return DeviceCommunicator(host, device, PeerMemory(host, device), DeviceMessages(host, device))
-
-
-def _can_share(comm: Any) -> bool:
-    try:
-        importlib.import_module("cuda.bindings.driver")
-    except ImportError:
-        return False
-    return len(comm.hosts) == 1
+        device.close()
+        raise
+    return device

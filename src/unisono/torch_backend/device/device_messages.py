@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -16,24 +17,57 @@ import torch
 
 from unisono.errors import CommunicationError, MismatchError
 from unisono.torch_backend.device.call_queue import DeviceCall
-from unisono.torch_backend.device.peer_device import EVENT_WORDS, EXPORT_WORDS, PeerDevice, Words
+from unisono.torch_backend.device.lost_rank_watch import LostRankWatch
+from unisono.torch_backend.device.peer_device import (
+    EVENT_WORDS,
+    EXPORT_WORDS,
+    Address,
+    PeerDevice,
+    Words,
+)
 from unisono.torch_backend.private import hide_from_dynamo
 from unisono.types import DType, ReduceOp
 
-_HEADER = 2 + EXPORT_WORDS + EVENT_WORDS  # bytes, tag of the answer, memory, event
+_MEMORY = 4  # word of a header after bytes, tag of the answer, allocation and offset
+_EVENT = _MEMORY + EXPORT_WORDS
+_HEADER = _EVENT + EVENT_WORDS
 _ANSWER = 1 + EVENT_WORDS  # bytes that the receiver expected, event
 _FAILED = -1  # instead of the bytes in an answer
 _FIRST_ANSWER_TAG = 1 << 62  # above the tags of programs
 
 
+class WatchedMessages:
+    """Waits of this rank's streams for the flags of messages."""
+
+    def __init__(self, device: PeerDevice, watch: LostRankWatch) -> None:
+        self._device, self._watch = device, watch
+        self._waits: deque[tuple[int, int, int]] = deque()
+        watch.follow(self._has_ended)
+
+    def wait(self, rank: int, words: Words) -> None:
+        """Makes the current stream wait for a flag; if its rank dies, the stream goes on."""
+        self._device.wait_message(rank, words)
+        self._waits.append((rank, int(words[0]), int(words[1])))
+        self._watch.begin()
+
+    def _has_ended(self) -> bool:
+        while self._waits:
+            if not self._device.has_recorded(*self._waits[0]):
+                return False
+            self._waits.popleft()
+        return True
+
+
 class SendCall(DeviceCall):
     """The handle of a send, which ends when the receiver's answer has arrived."""
 
-    __slots__ = ("_answer", "_answered", "_header", "_sent", "_settled", "_to", "_x")
+    __slots__ = ("_answer", "_answered", "_header", "_sent", "_settled", "_to", "_waits", "_x")
 
-    def __init__(self, device: PeerDevice, x: torch.Tensor, to: int) -> None:
+    def __init__(
+        self, device: PeerDevice, waits: WatchedMessages, x: torch.Tensor, to: int
+    ) -> None:
         super().__init__(device)
-        self._x, self._to = x, to  # the receiver reads the memory of x
+        self._x, self._to, self._waits = x, to, waits  # the receiver reads the memory of x
         self._answer = np.zeros(_ANSWER, np.int64)
         self._settled = threading.Lock()
 
@@ -63,7 +97,7 @@ class SendCall(DeviceCall):
             self.end(error=_length_error(sent, self._to, expected))
             return
         with self._device.on_side_stream():
-            self._device.wait_message(self._to, self._answer[1:])
+            self._waits.wait(self._to, self._answer[1:])
             self.end(self._device.mark())
 
     def is_completed(self) -> bool:
@@ -87,17 +121,20 @@ class SendCall(DeviceCall):
 class DeviceMessages:
     """Sends and receives of a group over peer memory."""
 
-    def __init__(self, comm: Any, device: PeerDevice) -> None:
+    def __init__(self, comm: Any, device: PeerDevice, watch: LostRankWatch) -> None:
         self._comm, self._device = comm, device
+        self._waits = WatchedMessages(device, watch)
         self._tags = itertools.count(_FIRST_ANSWER_TAG)
 
     def send(self, x: torch.Tensor, dst: int, tag: int) -> SendCall:
         """Begins a send. The receiver reads `x` when it receives."""
         header = np.zeros(_HEADER, np.int64)
         header[0], header[1] = x.nbytes, next(self._tags)
-        header[2 : 2 + EXPORT_WORDS] = self._device.export(x)
-        header[2 + EXPORT_WORDS :] = self._device.record_message()
-        call = SendCall(self._device, x, dst)
+        header[2], header[3] = self._device.locate(x)
+        if header[2]:
+            header[_MEMORY:_EVENT] = self._device.export(int(header[2]))
+        header[_EVENT:] = self._device.record_message()
+        call = SendCall(self._device, self._waits, x, dst)
         call.begin(self._comm, header, tag)
         return call
 
@@ -156,11 +193,13 @@ class DeviceMessages:
             raise _length_error(sent, self._comm.rank, x.nbytes)
 
     def _read(self, x: torch.Tensor, source: int, header: Words) -> None:
-        device = self._device
-        device.wait_message(source, header[2 + EXPORT_WORDS :])
-        memory = device.address(source, header[2 : 2 + EXPORT_WORDS])
-        own = device.address(self._comm.rank, device.export(x))
-        device.fold([own], [memory], x.nbytes, DType.UINT8, ReduceOp.SUM, 1)
+        device, (allocation, offset) = self._device, header[2:_MEMORY].tolist()
+        device.locate(x)  # raises an error for a tensor of another device
+        self._waits.wait(source, header[_EVENT:])
+        device.open(source, allocation, header[_MEMORY:_EVENT])
+        memory = device.address(source, allocation, offset)
+        own = Address(self._comm.rank, x.data_ptr())
+        device.prepare([own], [memory], x.nbytes, DType.UINT8, ReduceOp.SUM, 1)()
 
 
 def _length_error(sent: int, to: int, expected: int) -> CommunicationError:
@@ -170,4 +209,4 @@ def _length_error(sent: int, to: int, expected: int) -> CommunicationError:
     )
 
 
-hide_from_dynamo(SendCall, DeviceMessages)
+hide_from_dynamo(SendCall, WatchedMessages, DeviceMessages)

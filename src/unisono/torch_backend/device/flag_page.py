@@ -16,6 +16,13 @@ FLAGS: Final = 64
 """Number of flags of each rank."""
 
 FLAG_BYTES: Final = 4
+
+FIRST_MESSAGE: Final = 4
+"""Number of the first flag of messages; those before are events of collectives."""
+
+MESSAGES: Final = FLAGS - FIRST_MESSAGE - 1
+"""Number of flags of messages. Each message takes the next one."""
+
 _LEFT: Final = FLAGS - 1  # written by the host of a rank that leaves in order
 _FAR: Final = 1 << 30  # ahead of all numbers that a stream may wait for
 
@@ -48,8 +55,10 @@ class FlagPage:
         ].reshape(comm.size, FLAGS)
 
     def release(self, number: int) -> None:
-        """Lets all streams go on that wait for numbers of flags up to about `number`."""
-        self.values[:, :_LEFT] = (number + _FAR) & 0xFFFFFFFF
+        """Lets all streams go on that wait for numbers of events up to about `number`, or for
+        messages."""
+        self.values[:, :FIRST_MESSAGE] = (number + _FAR) & 0xFFFFFFFF
+        self.values[:, FIRST_MESSAGE:_LEFT] = _FAR
 
     def leave(self, rank: int) -> None:
         """Notes that a rank leaves, and that its device has ended its work."""

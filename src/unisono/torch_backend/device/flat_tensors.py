@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 
-@dataclass(frozen=True, slots=True)
-class Flat:
+class Flat(NamedTuple):
     """One contiguous tensor, the bytes of its pieces, and the copy back to the caller's tensors."""
 
     tensor: torch.Tensor | None = None
@@ -57,6 +55,14 @@ def flat_target(target: Any, *, pieces: int = 1, keeps_values: bool = False) -> 
     return Flat(flat, sizes, _copy_back(tensors, flat))
 
 
+def overlap(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
+    """Returns True if two contiguous tensors have common memory."""
+    if a is None or b is None or not (a.numel() and b.numel()):
+        return False
+    first, second = a.data_ptr(), b.data_ptr()
+    return first < second + b.nbytes and second < first + a.nbytes
+
+
 def _joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
     """Returns one tensor over all tensors if each begins where the one before ends."""
     place = tensors[0].storage_offset()
@@ -72,6 +78,8 @@ def _joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
 
 
 def _equal_sizes(tensor: torch.Tensor, pieces: int) -> tuple[int, ...]:
+    if pieces == 1:
+        return (tensor.nbytes,)
     if tensor.numel() % pieces:
         raise ValueError(
             f"expected a multiple of {pieces} elements, one share for each rank, not "

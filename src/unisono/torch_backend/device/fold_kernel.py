@@ -7,13 +7,12 @@ results are those of `unisono.execution.fold`.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+import importlib
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-import torch
-
 from unisono.errors import UnsupportedError
-from unisono.torch_backend.device.cuda_driver import checked
+from unisono.torch_backend.device.cuda_driver import CudaDriver
 from unisono.torch_backend.private import hide_from_dynamo
 from unisono.types import DType, ReduceOp
 
@@ -192,14 +191,14 @@ def fold_source(dtype: DType, op: ReduceOp) -> str:
 class FoldKernels:
     """The compiled kernels of one device."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        found = torch.cuda.get_device_properties(device)
-        self._architecture = f"--gpu-architecture=sm_{found.major}{found.minor}"
-        self._blocks = 4 * found.multi_processor_count
-        self._kernels: dict[tuple[DType, ReduceOp], tuple[Any, Any]] = {}
+    def __init__(self, driver: CudaDriver, architecture: str, processors: int) -> None:
+        """`processors`: the number of the device's multiprocessors."""
+        self._driver = driver
+        self._architecture = f"--gpu-architecture={architecture}"
+        self._blocks = 4 * processors
+        self._kernels: dict[tuple[DType, ReduceOp], tuple[int, ...]] = {}
 
-    def launch(
+    def prepare(
         self,
         targets: Sequence[int],
         sources: Sequence[int],
@@ -207,51 +206,69 @@ class FoldKernels:
         dtype: DType,
         op: ReduceOp,
         divisor: int,
-    ) -> None:
-        """Launches a fold of arrays of `nbytes` on the current stream. Addresses are integers."""
-        from cuda.bindings import driver
-
+    ) -> Callable[[int], None]:
+        """Prepares a fold of arrays of `nbytes`. The result takes the stream. Addresses are
+        integers."""
         vectors, elements = self._kernel(dtype, op)
         aligned = not any(each % _VECTOR_BYTES for each in (*targets, *sources))
         whole = nbytes // _VECTOR_BYTES * _VECTOR_BYTES if aligned else 0
-        arrays = _Arrays(sources=len(sources), targets=len(targets))
-        stream = torch.cuda.current_stream(self._device).cuda_stream
         parts = ((vectors, 0, whole, _VECTOR_BYTES), (elements, whole, nbytes, dtype.size_bytes))
-        for kernel, first, end, size in parts:
-            if first == end:
-                continue
-            arrays.source[: len(sources)] = [each + first for each in sources]
-            arrays.target[: len(targets)] = [each + first for each in targets]
-            count = (end - first) // size
-            arguments = [arrays, ctypes.c_uint64(count), ctypes.c_int(divisor)]
-            pointers = (ctypes.c_void_p * 3)(*(ctypes.addressof(each) for each in arguments))
-            blocks = min(-(-count // _THREADS), self._blocks)
-            launch = driver.cuLaunchKernel(
-                kernel, blocks, 1, 1, _THREADS, 1, 1, 0, stream, ctypes.addressof(pointers), 0
-            )
-            checked(launch, "launch a reduction")
+        launches = [
+            self._launch(kernel, targets, sources, first, (end - first) // size, divisor)
+            for kernel, first, end, size in parts
+            if first != end
+        ]
+        if len(launches) == 1:
+            return launches[0]
 
-    def _kernel(self, dtype: DType, op: ReduceOp) -> tuple[Any, Any]:
+        def launch(stream: int) -> None:
+            for each in launches:
+                each(stream)
+
+        return launch
+
+    def _launch(
+        self,
+        kernel: int,
+        targets: Sequence[int],
+        sources: Sequence[int],
+        first: int,
+        count: int,
+        divisor: int,
+    ) -> Callable[[int], None]:
+        arrays = _Arrays(sources=len(sources), targets=len(targets))
+        arrays.source[: len(sources)] = [each + first for each in sources]
+        arrays.target[: len(targets)] = [each + first for each in targets]
+        arguments = arrays, ctypes.c_uint64(count), ctypes.c_int(divisor)
+        pointers = (ctypes.c_void_p * 3)(*(ctypes.addressof(each) for each in arguments))
+        blocks, enqueue = min(-(-count // _THREADS), self._blocks), self._driver.launch
+
+        def launch(stream: int, keep: object = arguments) -> None:
+            enqueue(kernel, blocks, _THREADS, pointers, stream)
+
+        return launch
+
+    def _kernel(self, dtype: DType, op: ReduceOp) -> tuple[int, ...]:
         found = self._kernels.get((dtype, op))
         if found is None:
-            from cuda.bindings import driver
-
             image = compiled(fold_source(dtype, op), self._architecture)
-            (module,) = checked(driver.cuModuleLoadData(image), "load a reduction")
-            names = (b"fold_vectors", b"fold_elements")
-            (vectors,), (elements,) = (
-                checked(driver.cuModuleGetFunction(module, name), "load a reduction")
-                for name in names
-            )
-            found = self._kernels[dtype, op] = vectors, elements
+            found = self._driver.functions(image, (b"fold_vectors", b"fold_elements"))
+            self._kernels[dtype, op] = found
         return found
+
+
+def require_compiler() -> None:
+    """Raises `UnsupportedError` if NVRTC cannot be loaded."""
+    try:
+        checked(_nvrtc().nvrtcVersion(), "find the compiler of reductions")
+    except (ImportError, RuntimeError) as error:
+        raise UnsupportedError(f"NVRTC is missing: {error}") from error
 
 
 def compiled(source: str, architecture: str) -> bytes:
     """Compiles CUDA C++ to a binary for an architecture. Raises `UnsupportedError` with the
     compiler's text."""
-    from cuda.bindings import nvrtc
-
+    nvrtc = _nvrtc()
     created = nvrtc.nvrtcCreateProgram(source.encode(), b"fold.cu", 0, [], [])
     (program,) = checked(created, _COMPILE)
     options = [architecture.encode(), b"--fmad=false"]
@@ -265,6 +282,25 @@ def compiled(source: str, architecture: str) -> bytes:
     image = bytes(size)
     checked(nvrtc.nvrtcGetCUBIN(program, image), _COMPILE)
     return image
+
+
+def checked(result: tuple[Any, ...], what: str) -> tuple[Any, ...]:
+    """Returns the results of a call of `cuda.bindings`, without its status.
+
+    Raises `UnsupportedError` with the name of a failure. `what`: a verb and an object, for the
+    error's text.
+
+    >>> checked((0, 7), "count devices")
+    (7,)
+    """
+    status, *found = result
+    if int(status) != 0:
+        raise UnsupportedError(f"cannot {what}: CUDA reports {status.name}")
+    return tuple(found)
+
+
+def _nvrtc() -> Any:
+    return importlib.import_module("cuda.bindings.nvrtc")
 
 
 hide_from_dynamo(FoldKernels)

@@ -2,80 +2,50 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
+import struct
 from typing import Any
 
+import numpy as np
 import torch
 
-from unisono import algorithms
 from unisono.communicator import fail_group
-from unisono.errors import MismatchError
-from unisono.execution import Move, Place, moves_of, part_bytes
-from unisono.torch_backend.device.call_header import (
-    DeviceRequest,
-    call_words,
-    decode,
-    encode,
-    header_words,
-    memory_words,
-    require_equal_calls,
-    require_equal_lengths,
-)
+from unisono.errors import UnsupportedError
+from unisono.torch_backend.device.call_agreement import AgreedKind, CallAgreement, OwnKind
+from unisono.torch_backend.device.call_header import DeviceRequest
 from unisono.torch_backend.device.lost_rank_watch import LostRankWatch
-from unisono.torch_backend.device.peer_device import Address, Event, PeerDevice, Words
+from unisono.torch_backend.device.peer_device import PeerDevice
+from unisono.torch_backend.device.prepared_call import NUMBERS, Enqueue, has_ended, prepare_call
 from unisono.torch_backend.private import hide_from_dynamo
-from unisono.types import DType, Op
 
-ALGORITHM = "direct"
-"""The algorithm of all collectives: over peer memory, each byte moves once."""
+_MOST_CALLS = 4096
+"""How many kinds and prepared calls are kept; all ranks drop the same kinds."""
 
-_MOST_PLANS = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class _Span:
-    """Bytes of a rank's input or output."""
-
-    rank: int
-    is_output: bool
-    offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class _OwnMove:
-    sources: tuple[_Span, ...]
-    targets: tuple[_Span, ...]
-    nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """The moves of this rank in each phase of a call, and the ranks that have moves."""
-
-    phases: tuple[tuple[_OwnMove, ...], ...]
-    performers: tuple[int, ...]
-    touched: tuple[int, ...]
-    """The ranks whose memory this rank's moves use."""
+_REFUSED = 0  # instead of the number of a kind
+_NUMBERS = struct.Struct("=qqq")  # the number of a kind, the offsets of the input and the output
 
 
 class PeerMemory:
     """Performs collectives on device memory, with a communicator for headers and order.
 
-    Each call exchanges headers, so all ranks know that all have made it. The performers wait for
-    the ranks' events, run the moves of the schedule phase by phase, and record events on which the
-    other ranks' streams wait.
+    Each rank numbers its kinds of calls: what it asks for, and the allocations that it uses. A call
+    exchanges these numbers and the tensors' offsets, so all ranks know that all have made it. If
+    the ranks have agreed on these kinds before, each one enqueues its work without further
+    messages, from a table of prepared calls.
     """
 
-    def __init__(self, comm: Any, device: PeerDevice) -> None:
+    def __init__(self, comm: Any, device: PeerDevice, watch: LostRankWatch) -> None:
         """`comm`: a communicator of its own for these calls."""
-        self._comm, self._device = comm, device
-        self._plans: dict[bytes, _Plan] = {}
-        self._is_connected = False
-        self._watch = LostRankWatch(comm, device, self._release, self._has_ended)
-        self._calls = self._phases = 0
-        """Number of calls, and of phases after the first ones of calls; equal on all ranks."""
+        self._comm, self._device, self._watch = comm, device, watch
+        self._agreement = CallAgreement(comm, device)
+        self._kinds: dict[OwnKind, int] = {}
+        self._last_kind = _REFUSED
+        self._agreed: dict[bytes, AgreedKind] = {}
+        self._calls: dict[bytes, Enqueue] = {}
+        self._header = bytearray(_NUMBERS.size)
+        self._own = np.frombuffer(self._header, np.int64)
+        self._all = np.zeros(len(self._own) * comm.size, np.int64)
+        self._number = 0
+        watch.follow(lambda: not self._number or has_ended(device, self._number))
 
     def run(
         self,
@@ -85,167 +55,76 @@ class PeerMemory:
     ) -> None:
         """Enqueues a collective on the current stream of the calling thread.
 
-        Blocks until all ranks have called it. Raises `MismatchError` if calls do not match, and the
-        failures of the communicator.
+        Blocks until all ranks have called it. Raises `MismatchError` if calls do not match,
+        `UnsupportedError` on all ranks if one cannot share its memory, and the failures of the
+        communicator.
         """
-        comm, device = self._comm, self._device
-        self._connect()
-        self._calls += 1
-        device.record(Event.READY, self._calls)
-        headers = self._exchange(encode(request, comm.size, self._export(source, target)))
+        problem: Exception | None = None
         try:
-            plan = self._plan(headers)
-            self._perform_all(plan, headers, request)
-        except Exception as error:  # of calls that do not match, all ranks raise the same
-            fail_group(comm, error)
+            kind, offsets = self._describe(request, source, target)
+            number = self._kinds.get(kind) or self._new_number(kind)
+        except UnsupportedError as error:
+            kind, offsets, number, problem = OwnKind(request, (0, 0)), (0, 0), _REFUSED, error
+        _NUMBERS.pack_into(self._header, 0, number, *offsets)
+        self._comm.all_gather(self._own, self._all)
+        call: Any = self._calls.get(self._all.tobytes())
+        agreed = self._agreed_kind(kind, problem) if call is None else None
+        self._number += NUMBERS
+        try:
+            if agreed is not None:
+                call = self._prepare(agreed)
+            call(self._number)
+        except Exception as error:
+            fail_group(self._comm, error)
             raise
         self._watch.begin()
-        comm.barrier()  # then the performers have recorded their events
-        for rank in plan.performers:
-            if rank != comm.rank:
-                device.wait(rank, Event.DONE, self._calls)
 
     def close(self) -> None:
         """Frees the memory of other ranks that this rank has opened."""
         self._watch.close()
         self._device.close()
 
-    def _has_ended(self) -> bool:
-        """Returns True if the device has ended all calls so far."""
-        performers = set(self._device.performers)
-        return all(self._device.has_recorded(r, Event.DONE, self._calls) for r in performers)
+    def _describe(
+        self, request: DeviceRequest, source: torch.Tensor | None, target: torch.Tensor | None
+    ) -> tuple[OwnKind, tuple[int, int]]:
+        """Returns the kind of this rank's call, and the offsets of the input and the output."""
+        locate = self._device.locate
+        first, start = (0, 0) if source is None else locate(source)
+        if target is source:
+            return OwnKind(request, (first, first)), (start, start)
+        second, end = (0, 0) if target is None else locate(target)
+        return OwnKind(request, (first, second)), (start, end)
 
-    def _release(self) -> None:
-        self._device.release(self._calls)
+    def _new_number(self, kind: OwnKind) -> int:
+        _limit(self._kinds)
+        self._last_kind += 1
+        self._kinds[kind] = self._last_kind
+        return self._last_kind
 
-    def _perform_all(self, plan: _Plan, headers: Words, request: DeviceRequest) -> None:
-        device = self._device
-        for rank in plan.touched:
-            device.wait(rank, Event.READY, self._calls)
-        for number, phase in enumerate(plan.phases):
-            if number:
-                self._next_phase(plan.performers)
-            for move in phase:
-                self._perform(move, headers, request)
-        if self._comm.rank in plan.performers:
-            device.record(Event.DONE, self._calls)
+    def _agreed_kind(self, kind: OwnKind, problem: Exception | None) -> AgreedKind:
+        """Returns the kind of the call whose header all ranks have sent. All ranks take the same
+        branch."""
+        key = self._all.reshape(self._comm.size, -1)[:, 0].tobytes()
+        agreed = self._agreed.get(key)
+        if agreed is None:
+            agreed = self._agreement.agree(kind, problem)
+            _limit(self._agreed)
+            self._agreed[key] = agreed
+        return agreed
 
-    def _export(
-        self, source: torch.Tensor | None, target: torch.Tensor | None
-    ) -> list[Words | None]:
-        """Returns the words of the input and the output; empty tensors need none."""
-        first, second = (
-            each if each is not None and each.numel() else None for each in (source, target)
-        )
-        words = None if first is None else self._device.export(first)
-        if second is first:
-            return [words, words]
-        return [words, None if second is None else self._device.export(second)]
-
-    def _connect(self) -> None:
-        if not self._is_connected:
-            self._device.connect()
-            self._is_connected = True
-
-    def _exchange(self, header: Words) -> Words:
-        found: Words = self._comm.all_gather(header)
-        return found.reshape(self._comm.size, header_words(self._comm.size))
-
-    def _next_phase(self, performers: Sequence[int]) -> None:
-        """Makes the stream wait for the end of all performers' moves so far."""
-        self._phases += 1
-        if self._comm.rank in performers:
-            self._device.record(Event.PHASE, self._phases)
-        self._comm.barrier()
-        for rank in performers:
-            if rank != self._comm.rank and self._comm.rank in performers:
-                self._device.wait(rank, Event.PHASE, self._phases)
-
-    def _perform(self, move: _OwnMove, headers: Words, request: DeviceRequest) -> None:
-        if not move.nbytes:
-            return
-        sources = [self._address(each, headers) for each in move.sources]
-        targets = [self._address(each, headers) for each in move.targets]
-        if len(sources) == 1:  # a call in place leaves some pieces where they are
-            targets = [each for each in targets if each != sources[0]]
-        if targets:
-            self._device.fold(
-                targets, sources, move.nbytes, request.dtype, request.reduction, self._comm.size
-            )
-
-    def _address(self, span: _Span, headers: Words) -> Address:
-        words = memory_words(headers[span.rank], self._comm.size, is_output=span.is_output)
-        rank, value = self._device.address(span.rank, words)
-        return Address(rank, value + span.offset)
-
-    def _plan(self, headers: Words) -> _Plan:
-        key = headers[:, call_words(self._comm.size)].tobytes()
-        plan = self._plans.get(key)
-        if plan is None:
-            if len(self._plans) >= _MOST_PLANS:
-                self._plans.pop(next(iter(self._plans)))
-            plan = self._plans[key] = self._make_plan(headers)
-        return plan
-
-    def _make_plan(self, headers: Words) -> _Plan:
-        ranks = self._comm.size
-        requests = [decode(each, ranks) for each in headers]
-        require_equal_calls(requests)
-        first = requests[0]
-        root: dict[str, Any] = {} if first.root is None else {"root": first.root}
-        schedule = algorithms.build(first.op, ALGORITHM, ranks=ranks, **root)
-        parts = schedule.collective.parts
-        phases = []
-        for moves in moves_of(schedule, self._device.performers):
-            found = [(move, _spans(move, requests, parts)) for move in moves]
-            phases.append(tuple(own for move, own in found if move.performer == self._comm.rank))
-        own = [
-            span for phase in phases for move in phase for span in (*move.sources, *move.targets)
-        ]
-        used = {self._device.performers[rank] for rank in range(ranks)}
-        return _Plan(
-            phases=tuple(phases),
-            performers=tuple(sorted(used)),
-            touched=tuple(sorted({span.rank for span in own} - {self._comm.rank})),
-        )
+    def _prepare(self, kind: AgreedKind) -> Enqueue:
+        rows = self._all.reshape(self._comm.size, -1).tolist()
+        offsets = [(source, target) for _, source, target in rows]
+        _limit(self._calls)
+        call = prepare_call(self._device, self._comm.rank, kind, offsets)
+        self._calls[self._all.tobytes()] = call
+        return call
 
 
-def _spans(move: Move, requests: Sequence[DeviceRequest], parts: int) -> _OwnMove:
-    """Returns a move with byte offsets. Raises `MismatchError` for places of different lengths."""
-    places = (*move.sources, *move.targets)
-    found = [_range(place, requests[place.rank], parts) for place in places]
-    source = move.sources[0]
-    length = found[0][1]
-    for place, (_, nbytes) in zip(places, found, strict=True):
-        require_equal_lengths(
-            requests, (source.rank, source.piece, length), (place.rank, place.piece, nbytes)
-        )
-    spans = [
-        _Span(place.rank, place.is_output, offset)
-        for place, (offset, _) in zip(places, found, strict=True)
-    ]
-    count = len(move.sources)
-    return _OwnMove(tuple(spans[:count]), tuple(spans[count:]), length)
-
-
-def _range(place: Place, request: DeviceRequest, parts: int) -> tuple[int, int]:
-    """Returns the first byte and the number of bytes of a place."""
-    pieces = request.outputs if place.is_output else request.inputs
-    if place.piece >= len(pieces):
-        raise MismatchError(
-            f"{request.op}: rank {place.rank} called {request}, which has no "
-            f"{'output' if place.is_output else 'input'} piece {place.piece}"
-        )
-    start = list(itertools.accumulate(pieces, initial=0))[place.piece]
-    nbytes = pieces[place.piece]
-    each = part_bytes(nbytes, parts, request.dtype)
-    first = min(place.part * each, nbytes)
-    return start + first, min((place.part + place.parts) * each, nbytes) - first
-
-
-def barrier_request() -> DeviceRequest:
-    """Returns the request of a barrier, which moves no data."""
-    return DeviceRequest(op=Op.BARRIER, dtype=DType.UINT8)
+def _limit(table: dict[Any, Any]) -> None:
+    """Makes room for an entry in a table: drops the oldest one."""
+    if len(table) >= _MOST_CALLS:
+        del table[next(iter(table))]
 
 
 hide_from_dynamo(PeerMemory)

@@ -72,6 +72,7 @@ from unisono.torch_backend.private.replacement import (
     replace_logging_data,
     replace_reading_of_profiles,
 )
+from unisono.torch_backend.private.streams import current_stream_handle
 from unisono.torch_backend.private.tensors import (
     flatten,
     is_view,
@@ -97,6 +98,7 @@ __all__ = [
     "batch_under_way",
     "coalesces",
     "current_stack",
+    "current_stream_handle",
     "device_types",
     "drop_probability",
     "flatten",
