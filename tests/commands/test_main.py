@@ -105,6 +105,9 @@ def test_help_imports_no_slow_modules() -> None:
         ("all_reduce", "--round-s", "nan"),
         ("all_reduce", "--time-budget", "0"),
         ("all_reduce", "--rate", "1gbit"),
+        ("all_reduce", "--device", "cuda"),
+        ("all_reduce", "--device", "cuda", "--against", "openmpi"),
+        ("all_reduce", "--device", "cuda", "--against", "gloo", "--hosts", "2"),
         ("all_reduce", "--hosts", "1"),
         ("all_reduce", "--hosts", "300"),
         ("all_reduce", "--hosts", "2", "-n", "4"),
@@ -175,6 +178,18 @@ def test_errors_in_arguments_are_one_plain_line(words: str, expected: str) -> No
     assert errors.count("\n") == 1
     assert errors.startswith(expected)
     assert errors.endswith(" --help)\n")
+
+
+@pytest.mark.parametrize(
+    "words", ["check --device cuda", "bench all_reduce --device cuda --against gloo,nccl"]
+)
+def test_a_missing_gpu_is_told_in_one_line(words: str) -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    code, errors = told(*words.split())
+    assert code == 1 and errors.count("\n") == 1
+    assert errors.startswith("unisono: UnsupportedError: --device cuda: torch ")
 
 
 @pytest.mark.parametrize("options", [(), ("--layout", "dp=2")])

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from unisono.bench.prove import judge, render_verdicts, run_proved
     from unisono.bench.report import render_report
     from unisono.bench.runner import Pace, run_benchmark
-    from unisono.bench.selfcheck import render_checks, run_checks
+    from unisono.bench.selfcheck import render_checks, require_device, run_checks
     from unisono.bench.sizes import parse_size, parse_sizes
     from unisono.bench.tuner import TUNABLE, TuneRequest, tune
 
@@ -43,7 +43,7 @@ __getattr__ = lazy_names(
         "unisono.bench.prove": ["judge", "render_verdicts", "run_proved"],
         "unisono.bench.report": ["render_report"],
         "unisono.bench.runner": ["Pace", "run_benchmark"],
-        "unisono.bench.selfcheck": ["render_checks", "run_checks"],
+        "unisono.bench.selfcheck": ["render_checks", "require_device", "run_checks"],
         "unisono.bench.sizes": ["parse_size", "parse_sizes"],
         "unisono.bench.tuner": ["TUNABLE", "TuneRequest", "tune"],
     },
@@ -71,6 +71,7 @@ __all__ = [
     "render_checks",
     "render_report",
     "render_verdicts",
+    "require_device",
     "run_benchmark",
     "run_checks",
     "run_proved",

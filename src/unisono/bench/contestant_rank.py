@@ -15,7 +15,7 @@ import numpy as np
 
 from unisono.bench.barrier import StartLine
 from unisono.bench.cases import Case
-from unisono.bench.contestants import MEMORY, OURS, Contestant
+from unisono.bench.contestants import MEMORY, NCCL, OURS, Contestant
 from unisono.bench.expected_results import allocate, count_wrong
 from unisono.bench.peers.base import Array, Peer, Repeat
 from unisono.bench.rank_messages import Message, RankConnection
@@ -66,17 +66,20 @@ class Worker:
         if not self._peer.moves_data:
             self._repeat(1)
             return {"wrong": 0}
-        call = partial(self._repeat, 1)
+        call = partial(self._peer.with_arrays, partial(self._repeat, 1))
         wrong = count_wrong(self._case, self._peer.rank, self._x, self._out, call)
         self._x.fill(0)
+        self._peer.load()
         return {"wrong": wrong}
 
     def _time(self, iterations: int) -> Message:
         repeat = self._repeat
         repeat(1 + iterations // 10)
+        self._peer.finish()
         self._start_line.wait()
         start_s = time.perf_counter()
         repeat(iterations)
+        self._peer.finish()
         return {"elapsed_s": time.perf_counter() - start_s, "began_s": start_s}
 
 
@@ -87,15 +90,18 @@ def connect_peer(contestant: Contestant, *, rank: int, ranks: int, rendezvous: s
     Imports only the library of this contestant.
     """
     options: dict[str, Any] = {"rank": rank, "ranks": ranks}
-    if contestant.base == MEMORY:
+    if contestant.base == MEMORY and contestant.device:
+        options = {"rank": rank, "device": contestant.device}
+        module, name = "device_memory", "DeviceMemoryPeer"
+    elif contestant.base == MEMORY:
         module, name, options = "memory", "MemoryPeer", {"rank": rank}
     elif contestant.is_native:
         module, name = "unisono_communicator", "NativePeer"
         options |= {"rendezvous": rendezvous, "algorithm": contestant.algorithm}
-    elif contestant.base in ("gloo", OURS["torch"]):
+    elif contestant.base in ("gloo", NCCL, OURS["torch"]):
         module, name = "torch_distributed", "TorchPeer"
-        backend = "gloo" if contestant.base == "gloo" else "unisono"
-        options |= {"backend": backend, "rendezvous": rendezvous}
+        backend = "unisono" if contestant.base == OURS["torch"] else contestant.base
+        options |= {"backend": backend, "rendezvous": rendezvous, "device": contestant.device}
     else:
         module, name, options = "mpi", "MpiPeer", {}
     driver = importlib.import_module(f"unisono.bench.peers.{module}")
@@ -130,12 +136,13 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, required=True)
     parser.add_argument("--rank", type=int, default=-1, help="rank; by default the library's own")
     parser.add_argument("--rendezvous", help="rendezvous of the ranks; by default a file")
+    parser.add_argument("--device", default="", help="device of the tensors; by default none")
     parser.add_argument("--bind", action="store_true", help="stay on core rank mod cores")
     arguments = parser.parse_args()
     folder, ranks = arguments.folder, arguments.ranks
     channel = RankConnection.connect(folder / "socket")
     rendezvous = arguments.rendezvous or f"file://{folder / 'store'}"
-    contestant = Contestant(name=arguments.contestant)
+    contestant = Contestant(name=arguments.contestant, device=arguments.device)
     peer = connect_peer(contestant, rank=arguments.rank, ranks=ranks, rendezvous=rendezvous)
     if arguments.bind:
         bind_to_core(peer.rank)

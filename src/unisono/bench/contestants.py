@@ -29,7 +29,10 @@ OURS = {"native": "unisono", "torch": "unisono-torch"}
 UNDER_TLS = "unisono-tls"
 """Name of Unisono with UNISONO_TLS=psk between hosts."""
 PEERS = ("gloo", "openmpi", "mpich")
-NAMES = (*OURS.values(), UNDER_TLS, *PEERS, *LIMITS)
+NCCL = "nccl"
+NAMES = (*OURS.values(), UNDER_TLS, *PEERS, NCCL, *LIMITS)
+ON_DEVICES = (OURS["torch"], "gloo", NCCL, MEMORY)
+"""Names of contestants that have tensors in the memory of a device."""
 
 _MPI_LAUNCHERS = {"openmpi": ("ompirun_wrapper", "mpirun"), "mpich": ("mpiexec.hydra",)}
 _NEEDS_PEERS = "requires: pip install 'unisono[peers]'"
@@ -44,12 +47,22 @@ class Contestant:
     algorithm."""
 
     name: str
+    device: str = ""
+    """Where the tensors are: "cuda", or "cpu" for copies in host memory, as a test of the way over
+    a device. By default the arrays of the cases are sent themselves."""
 
     def __post_init__(self) -> None:
         if self.base not in NAMES:
             raise ValueError(f"unknown contestant {self.name!r}; known: {', '.join(NAMES)}")
         if self.algorithm is not None and not self.is_native:
             raise ValueError(f"{self.name!r}: only unisono takes an algorithm")
+        if self.device and self.base not in ON_DEVICES:
+            raise ValueError(
+                f"contestant {self.name!r} has no tensors on {self.device}; those that have are "
+                f"{', '.join(ON_DEVICES)}"
+            )
+        if self.name == NCCL and not self.device:
+            raise ValueError("contestant 'nccl' serves CUDA tensors only: add --device cuda")
 
     @property
     def base(self) -> str:
@@ -74,7 +87,9 @@ def reason_missing(contestant: Contestant) -> str | None:
             _find_mpi(contestant.base)
         except LookupError as error:
             return str(error)
-    elif contestant.base in ("gloo", OURS["torch"]) and util.find_spec("torch") is None:
+    elif (contestant.base in ("gloo", NCCL, OURS["torch"]) or contestant.device) and util.find_spec(
+        "torch"
+    ) is None:
         return "requires: pip install 'unisono[torch]'"
     return None
 
@@ -94,6 +109,7 @@ def plan_launch(
     """
     worker = [sys.executable, "-m", "unisono.bench.contestant_rank", contestant.name, str(folder)]
     worker += ["--ranks", str(ranks), *(["--bind"] if bind else [])]
+    worker += ["--device", contestant.device] if contestant.device else []
     if contestant.base in _MPI_LAUNCHERS:
         options = () if cluster is None else _across(contestant.base, cluster, folder / "agent")
         command = mpi_command(contestant.base, ranks=ranks, program=worker, options=options)
@@ -103,6 +119,8 @@ def plan_launch(
     environment = dict(_ENVIRONMENT)
     if contestant.base == "gloo":
         environment["GLOO_SOCKET_IFNAME"] = "lo" if cluster is None else cluster.interfaces
+    if contestant.base == NCCL:  # from version 2.30 on: two ranks on one GPU
+        environment["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
     if contestant.base == UNDER_TLS:
         environment |= {"UNISONO_TLS": "psk", "UNISONO_JOB_SECRET": secrets.token_hex()}
     commands = ((*_with(environment), *worker, "--rank", str(rank)) for rank in range(ranks))

@@ -67,6 +67,7 @@ def run_benchmark(
     pace: Pace | None = None,
     bind: bool = False,
     cluster: Cluster | None = None,
+    device: str = "",
     command: Sequence[str] = (),
     observe: Observer = lambda step, share: None,
 ) -> RunReport:
@@ -75,12 +76,13 @@ def run_benchmark(
 
     With `bind`, rank r of every contestant is bound to core r modulo the number of cores. With a
     `cluster`, ranks run on its hosts, and the rate of its links is measured after every case
-    (without iperf3, the stated rate is used).
+    (without iperf3, the stated rate is used). `device`: that of the tensors, see `Contestant`.
     """
     pace, names = pace or Pace(), tuple(dict.fromkeys(contestants))
     machine = {**describe_machine(), "busy_cores": busy_cores()}
     with ExitStack() as stack:
-        worlds, skipped = _start_all(stack, names, cases[0].ranks, bind, cluster, observe)
+        entrants = [Contestant(name=name, device=device) for name in names]
+        worlds, skipped = _start_all(stack, entrants, cases[0].ranks, bind, cluster, observe)
         rows = []
         for index, case in enumerate(cases):
 
@@ -95,7 +97,7 @@ def run_benchmark(
         contestants=names,
         rows=tuple(rows),
         skipped=skipped,
-        settings=_settings(pace, bind, cluster),
+        settings=_settings(pace, bind, cluster) | ({"device": device} if device else {}),
         machine=machine,
         command=tuple(command),
     )
@@ -108,7 +110,7 @@ def _settings(pace: Pace, bind: bool, cluster: Cluster | None) -> dict[str, Any]
 
 def _start_all(
     stack: ExitStack,
-    names: Sequence[str],
+    entrants: Sequence[Contestant],
     ranks: int,
     bind: bool,
     cluster: Cluster | None,
@@ -118,15 +120,15 @@ def _start_all(
     the reasons why others did not start."""
     worlds: list[ContestantRanks] = []
     skipped: dict[str, str] = {}
-    for number, name in enumerate(names):
-        if name == NETWORK:
+    for number, entrant in enumerate(entrants):
+        if entrant.name == NETWORK:
             continue  # the limit of the network is calculated without processes
-        observe(f"starting {name}", 0.0)
+        observe(f"starting {entrant.name}", 0.0)
         own_cluster = None if cluster is None else replace(cluster, port=cluster.port + number)
-        world = ContestantRanks(Contestant(name=name), ranks, bind=bind, cluster=own_cluster)
+        world = ContestantRanks(entrant, ranks, bind=bind, cluster=own_cluster)
         stack.enter_context(world)
         if reason := _start(world):
-            skipped[name] = reason
+            skipped[entrant.name] = reason
         else:
             worlds.append(world)
     return worlds, skipped

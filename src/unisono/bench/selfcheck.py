@@ -3,20 +3,27 @@ failures."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import importlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
+import numpy as np
 from rich.console import Group, RenderableType
 from rich.table import Table
 
 import unisono
 from unisono.bench.cases import OPERATIONS, STORAGE, Case, reductions_of
+from unisono.bench.contestant_rank import connect_peer
+from unisono.bench.contestants import OURS, Contestant
 from unisono.bench.expected_results import allocate, count_wrong
+from unisono.bench.peers.base import Array, Call
 from unisono.bench.peers.unisono_communicator import bind
 from unisono.bench.system_facts import Fact, gather_facts, read_neighbour
 from unisono.communicator import Communicator
 from unisono.errors import UnsupportedError
+from unisono.temporary_folders import TemporaryFolder
 
 SIZES = (0, 8, 1000, 65_536, 3_000_000)
 """Sizes of checked messages in bytes: empty, less than one element per rank, uneven, one block,
@@ -73,10 +80,19 @@ def check_cases(op: str, ranks: int) -> Iterator[Case]:
                     )
 
 
-def run_checks(ranks: int) -> Checks:
-    """Checks all operations on `ranks` new processes."""
+def require_device(device: str) -> None:
+    """Raises `UnsupportedError` if this machine lacks a device, which is "" or "cuda"."""
+    if device == "cuda":
+        importlib.import_module("unisono.bench.peers.cuda_devices").require_gpu()
+
+
+def run_checks(ranks: int, device: str = "", ops: Sequence[str] = tuple(OPERATIONS)) -> Checks:
+    """Checks operations on `ranks` new processes. `device`: that of the tensors of the torch
+    backend, see `Contestant`; by default the communicator is checked, on arrays."""
     try:
-        answers: list[_RankAnswer] = unisono.run(_check_rank, ranks=ranks, args=(ranks,))
+        answers: list[_RankAnswer] = unisono.run(
+            _check_rank, ranks=ranks, args=(ranks, device, tuple(ops))
+        )
     except Exception as error:
         # An error of the ranks is part of the result, so that the facts are still listed.
         return Checks(ranks=ranks, facts=gather_facts(None), verdicts=(), error=str(error))
@@ -111,20 +127,54 @@ class _RankAnswer:
     reads_neighbour: bool
 
 
-def _check_rank(ranks: int) -> _RankAnswer:
+def _check_rank(ranks: int, device: str, ops: tuple[str, ...]) -> _RankAnswer:
     with unisono.init(timeout_s=_TIMEOUT_S) as comm:
-        verdicts = tuple(_check_operation(comm, op, ranks) for op in OPERATIONS)
+        if device:
+            verdicts = _check_device(comm, ranks, device, ops)
+        else:
+            verdicts = tuple(_check_operation(comm, op, ranks) for op in ops)
         return _RankAnswer(verdicts=verdicts, reads_neighbour=read_neighbour(comm))
 
 
-def _check_operation(comm: Communicator, op: str, ranks: int) -> CheckResult:
+def _check_device(
+    comm: Communicator, ranks: int, device: str, ops: tuple[str, ...]
+) -> tuple[CheckResult, ...]:
+    """Checks the operations of the torch backend."""
+    with TemporaryFolder("unisono-check-") as folder:
+        # All ranks use rank 0's file, whose path all ranks must know.
+        path = np.zeros(4096, np.uint8)
+        own = np.frombuffer(str(folder).encode(), np.uint8)
+        path[: own.size] = own
+        shared = comm.broadcast(path, 0).tobytes().rstrip(b"\0").decode()
+        peer = connect_peer(
+            Contestant(name=OURS["torch"], device=device),
+            rank=comm.rank,
+            ranks=ranks,
+            rendezvous=f"file://{shared}/store",
+        )
+
+        def bind_on_device(comm: Communicator, case: Case, x: Array, out: Array) -> Call:
+            return partial(peer.with_arrays, partial(peer.repeat(case, x, out), 1))
+
+        found = tuple(_check_operation(comm, op, ranks, bind_on_device) for op in ops)
+        peer.close()
+        comm.barrier()  # the file must exist until all ranks have left
+        return found
+
+
+def _check_operation(
+    comm: Communicator,
+    op: str,
+    ranks: int,
+    bind_case: Callable[[Communicator, Case, Array, Array], Call] | None = None,
+) -> CheckResult:
     failures: list[str] = []
     skipped: list[str] = []
     dtypes: list[str] = []
     for case in check_cases(op, ranks):
         try:
             x, out = allocate(case, comm.rank)
-            wrong = count_wrong(case, comm.rank, x, out, bind(comm, case, x, out))
+            wrong = count_wrong(case, comm.rank, x, out, (bind_case or bind)(comm, case, x, out))
         except UnsupportedError as error:
             skipped.append(f"{case.dtype}: {error}")
             continue

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from unisono.commands.bench_options import BenchOptions, RanksOption
+from unisono.commands.bench_options import BenchOptions, Device, DeviceOption, RanksOption
 from unisono.commands.command_options import with_options
 from unisono.commands.outputs import JsonOption, result_console, write_json
 
@@ -36,11 +36,17 @@ def bench(context: typer.Context, options: BenchOptions) -> None:
     raise typer.Exit(execute(request))
 
 
-def check(*, ranks: RanksOption = 4, json_path: JsonOption = None) -> None:
-    """Check that this machine works: every operation, several types and sizes, against NumPy."""
-    from unisono.bench import render_checks, run_checks
+def check(
+    *, ranks: RanksOption = 4, device: DeviceOption = Device.CPU, json_path: JsonOption = None
+) -> None:
+    """Check that this machine works: every operation, several types and sizes, against NumPy.
 
-    checks = run_checks(ranks)
+    With --device cuda, the operations of the torch backend on CUDA tensors.
+    """
+    from unisono.bench import render_checks, require_device, run_checks
+
+    require_device(device.of_contestants)
+    checks = run_checks(ranks, device.of_contestants)
     result_console(json_path).print(render_checks(checks))
     write_json(checks.to_dict(), json_path)
     raise typer.Exit(0 if checks.passed else 1)

@@ -23,6 +23,26 @@ class Api(StrEnum):
     TORCH = "torch"
 
 
+class Device(StrEnum):
+    """Where the tensors are."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+    @property
+    def of_contestants(self) -> str:
+        """The device of `unisono.bench.Contestant`: empty for the CPU, whose arrays are sent
+        themselves."""
+        return "" if self is Device.CPU else self.value
+
+
+DeviceOption = Annotated[
+    Device,
+    typer.Option(
+        "--device",
+        help="Where the tensors are. With cuda, the ranks share the GPUs if these are fewer.",
+    ),
+]
 LabHosts = Annotated[
     int | None,
     typer.Option("--hosts", min=2, max=250, help="Hosts of a lab on this machine (needs root)."),
@@ -73,9 +93,13 @@ class BenchOptions:
     against: Annotated[
         str,
         typer.Option(
-            help=("Peers to compare with: gloo, openmpi, mpich, unisono:ALGORITHM, unisono-tls.")
+            help=(
+                "Peers to compare with: gloo, openmpi, mpich, unisono:ALGORITHM, unisono-tls; with "
+                "--device cuda: gloo, nccl."
+            )
         ),
     ] = "gloo,openmpi,mpich"
+    device: DeviceOption = Device.CPU
     api: Annotated[
         Api, typer.Option(help="Interface of unisono: the communicator, or torch.distributed.")
     ] = Api.NATIVE
@@ -114,3 +138,9 @@ class BenchOptions:
         needs_hosts = self.rate is not None or self.delay is not None
         if self.hosts is None and (needs_hosts or (self.per_host, self.rails) != (1, 1)):
             raise ValueError("--per-host, --rate, --rails and --delay need --hosts")
+        if self.device is not Device.CPU and self.hosts is not None:
+            raise ValueError("--device cuda cannot be combined with --hosts")
+        if self.device is not Device.CPU and self.predict_path is not None:
+            raise ValueError("--device cuda cannot be combined with --predict")
+        if self.device is not Device.CPU and not given(context, "against"):
+            raise ValueError("--device cuda needs --against, such as gloo,nccl")

@@ -20,6 +20,7 @@ from unisono.bench import (
     parse_sizes,
     read_models,
     render_report,
+    require_device,
     run_benchmark,
     save_plot,
     with_predictions,
@@ -66,6 +67,7 @@ class BenchRequest:
     pace: Pace
     bind: bool = False
     hosts: Hosts | None = None
+    device: str = ""
     json_path: str | None = None
     plot_path: Path | None = None
     models: tuple[LinkModel, ...] = ()
@@ -74,7 +76,7 @@ class BenchRequest:
     def __post_init__(self) -> None:
         assert self.cases  # constructing the cases validates them
         for name in self.contestants:
-            Contestant(name=name)
+            Contestant(name=name, device=self.device)
         if self.plot_path is not None:
             require_plotting()
 
@@ -123,7 +125,8 @@ def read_request(options: BenchOptions) -> BenchRequest:
         dtype=options.dtype,
         redop=options.redop,
         root=options.root,
-        ours=OURS[options.api.value],
+        device=options.device.of_contestants,
+        ours=OURS["torch" if options.device.of_contestants else options.api.value],
         against=split_names(options.against),
         pace=Pace(rounds=options.rounds, round_s=options.round_s, row_budget_s=row_budget_s),
         bind=options.bind,
@@ -134,7 +137,9 @@ def read_request(options: BenchOptions) -> BenchRequest:
 
 
 def execute(request: BenchRequest) -> int:
-    """Runs the benchmark and prints and writes its results. Returns the exit code."""
+    """Runs the benchmark and prints and writes its results. Returns the exit code. Raises
+    `UnsupportedError` if the machine has no such device."""
+    require_device(request.device)
     lab = nullcontext() if request.hosts is None else request.hosts.build()
     with lab as cluster, progress() as observe:
         report = run_benchmark(
@@ -144,6 +149,7 @@ def execute(request: BenchRequest) -> int:
             pace=request.pace,
             bind=request.bind,
             cluster=cluster,
+            device=request.device,
             command=(Path(sys.argv[0]).name, *sys.argv[1:]),
             observe=observe,
         )

@@ -47,6 +47,25 @@ class Peer(ABC):
             return self.exchange(case, x, out)
         return partial(_repeat, self.bind(case, x, out))
 
+    def load(self) -> None:
+        """Copies the arrays of the bound case to the memory that the library sends."""
+        return None
+
+    def store(self) -> None:
+        """Copies the library's results to the arrays of the bound case."""
+        return None
+
+    def finish(self) -> None:
+        """Waits until the calls that were made are complete."""
+        return None
+
+    def with_arrays(self, call: Call) -> None:
+        """Makes a call on the content of the arrays, which then have its results."""
+        self.load()
+        call()
+        self.finish()
+        self.store()
+
     def choose(self, algorithm: str) -> Peer:
         """Selects the algorithm for cases that are bound later. Raises UnsupportedError."""
         raise UnsupportedError(f"{type(self).__name__} cannot select algorithm {algorithm}")

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from unisono.bench.cases import BIT_PATTERNS, PAIRS, Case
 from unisono.bench.peers.base import Array, Call, Peer, Repeat
+from unisono.bench.peers.cuda_devices import select_gpu
 from unisono.bench.peers.pairs import begin_each, bind_messages, wait_each
 from unisono.errors import UnsupportedError
 from unisono.torch_backend import all_gather_single, reduce_scatter_single
@@ -30,10 +31,17 @@ _EQUAL_ONLY_IN_GLOO = ("all_gather_v", "reduce_scatter_v")
 
 
 class TorchPeer(Peer):
-    def __init__(self, *, backend: str, rank: int, ranks: int, rendezvous: str) -> None:
+    def __init__(
+        self, *, backend: str, rank: int, ranks: int, rendezvous: str, device: str = ""
+    ) -> None:
+        """`device`: that of the tensors, whose content is copied from and to the arrays. By
+        default, the tensors have the memory of the arrays."""
         self.rank = rank
-        self._backend = backend
+        self._backend, self._device = backend, device
+        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         torch.set_num_threads(1)
+        if device == "cuda":
+            select_gpu(rank)
         dist.init_process_group(backend, init_method=rendezvous, rank=rank, world_size=ranks)
 
     def bind(self, case: Case, x: Array, out: Array) -> Call:
@@ -44,17 +52,21 @@ class TorchPeer(Peer):
         if case.op in _EQUAL_ONLY or (self._backend == "gloo" and case.op in _EQUAL_ONLY_IN_GLOO):
             base = case.op.removesuffix("_v")
             raise UnsupportedError(f"{base} of {self._backend} needs pieces of equal length")
-        return _bind(case, self.rank, _tensor(case, x), _tensor(case, out))
+        self._copies = []
+        return _bind(case, self.rank, self._tensor(case, x), self._tensor(case, out))
 
     def exchange(self, case: Case, x: Array, out: Array) -> Repeat:
         if case.dtype in PAIRS:
             raise UnsupportedError(f"torch has no {case.dtype}")
+        if self._device == "cuda" and self._backend == "gloo":
+            raise UnsupportedError("gloo has no messages between CUDA tensors")
+        self._copies = []
         return bind_messages(
             case,
             self.rank,
             x,
             out,
-            message=partial(_tensor, case),
+            message=partial(self._tensor, case),
             send=dist.send,
             recv=dist.recv,
             isend=partial(begin_each, dist.isend),
@@ -62,13 +74,30 @@ class TorchPeer(Peer):
             finish=wait_each,
         )
 
+    def load(self) -> None:
+        for array, tensor in self._copies:
+            tensor.copy_(array)
+
+    def store(self) -> None:
+        for array, tensor in self._copies:
+            array.copy_(tensor)
+
+    def finish(self) -> None:
+        if self._device == "cuda":
+            torch.cuda.synchronize()
+
     def close(self) -> None:
         dist.destroy_process_group()
 
-
-def _tensor(case: Case, array: Array) -> torch.Tensor:
-    tensor = torch.from_numpy(array)
-    return tensor.view(getattr(torch, case.dtype)) if case.dtype in BIT_PATTERNS else tensor
+    def _tensor(self, case: Case, array: Array) -> torch.Tensor:
+        tensor = torch.from_numpy(array)
+        if case.dtype in BIT_PATTERNS:
+            tensor = tensor.view(getattr(torch, case.dtype))
+        if not self._device:
+            return tensor
+        copy = torch.empty_like(tensor, device=self._device)
+        self._copies.append((tensor, copy))
+        return copy
 
 
 def _bind(case: Case, rank: int, x: torch.Tensor, out: torch.Tensor) -> Call:
