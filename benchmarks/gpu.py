@@ -3,20 +3,24 @@
     python benchmarks/gpu.py --out results --budget 400
 
 Needs a GPU, torch with CUDA, and Unisono. Each part starts its own ranks, and its results are
-written when it ends, so that a run that is cut short keeps what it has. Parts: correctness of all
-operations, element types and world sizes; training; faults; torch.compile; NCCL beside us; times
-beside Gloo and the limit of the device's memory, also over host memory.
+written when it ends, so that a run that is cut short keeps what it has. Parts: times beside Gloo,
+NCCL and the limit of the device's memory, also over host memory; the host's time by part;
+correctness of all operations, element types and world sizes; memory that is freed and allocated
+again; faults; training; torch.compile; the commands `unisono bench` and `unisono check`.
 """
 
 from __future__ import annotations
 
 import argparse
+import cProfile
 import datetime
+import io
 import json
 import os
-import signal
+import pstats
 import socket
 import statistics
+import subprocess
 import sys
 import time
 import traceback
@@ -26,13 +30,18 @@ from typing import Any
 
 import torch
 import torch.multiprocessing as mp
+from gpu_checks import (
+    MIB,
+    check_operations,
+    communicator,
+    compiled,
+    expandable,
+    fault,
+    mixed,
+    train,
+)
 from torch import distributed as dist
 
-MIB = 1 << 20
-FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
-NARROW = (torch.float8_e4m3fn, torch.float8_e5m2)
-LENGTHS = (0, 1, 7, 1000, 40_001)
 HOST_MEMORY = "unisono over host memory"
 
 
@@ -68,9 +77,12 @@ def _rank(
     part: Any, rank: int, ranks: int, backend: str, port: int, results: Any, args: Any
 ) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_RANK": "0"}
+    os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"  # from NCCL 2.30 on: two ranks on one GPU
+    if part is expandable:
+        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     torch.cuda.set_device(0)
     if backend == HOST_MEMORY:  # as where ranks cannot open each other's memory
-        backend, sys.modules["cuda.bindings.driver"] = "unisono", None  # type: ignore[assignment]
+        backend, sys.modules["cuda.bindings.nvrtc"] = "unisono", None  # type: ignore[assignment]
     try:
         dist.init_process_group(
             backend, rank=rank, world_size=ranks, timeout=datetime.timedelta(seconds=20)
@@ -81,293 +93,6 @@ def _rank(
     results.put((rank, result))
     sys.stdout.flush()
     os._exit(0)
-
-
-def values(rank: int, length: int, dtype: torch.dtype) -> torch.Tensor:
-    """Returns small numbers that depend on the rank, exact in every type."""
-    return ((torch.arange(length) * (rank + 2) + rank) % 3 + 1).to(dtype)
-
-
-def equal(found: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Returns True if a tensor on the GPU has these values, bit for bit."""
-    found = found.cpu()
-    expected = expected.to(found.dtype)
-    return bool(torch.equal(found.view(torch.uint8), expected.view(torch.uint8)))
-
-
-def check_operations(rank: int, ranks: int) -> list[str]:
-    """Compares every operation with one process; returns the failures."""
-    failures: list[str] = []
-
-    def expect(what: str, is_right: bool) -> None:
-        if not is_right:
-            failures.append(what)
-
-    for dtype in (*FLOATS, *INTEGERS, *NARROW, torch.complex64, torch.bool):
-        for length in LENGTHS:
-            every = [values(r, length, dtype) for r in range(ranks)]
-            _check_movement(rank, ranks, every, expect)
-            if dtype not in (torch.bool, *NARROW):
-                _check_reductions(rank, ranks, every, expect)
-    _check_lists(rank, ranks, expect)
-    _check_messages(rank, ranks, expect)
-    _check_streams(rank, ranks, expect)
-    return failures
-
-
-def _check_movement(rank: int, ranks: int, every: list[torch.Tensor], expect: Any) -> None:
-    mine, what = every[rank].cuda(), f"{every[0].dtype} x {len(every[0])}"
-    out = torch.empty(ranks * len(mine), dtype=mine.dtype, device="cuda")
-    dist.all_gather_into_tensor(out, mine)
-    expect(f"all_gather {what}", equal(out, torch.cat(every)))
-    x = mine.clone()
-    dist.broadcast(x, ranks - 1)
-    expect(f"broadcast {what}", equal(x, every[-1]))
-    x = torch.cat([every[(rank + r) % ranks] for r in range(ranks)]).cuda()
-    out = torch.empty_like(x)
-    dist.all_to_all_single(out, x)
-    pieces = [every[(r + rank) % ranks] for r in range(ranks)]
-    expect(f"all_to_all {what}", equal(out, torch.cat(pieces)))
-
-
-def _check_reductions(rank: int, ranks: int, every: list[torch.Tensor], expect: Any) -> None:
-    mine, what = every[rank].cuda(), f"{every[0].dtype} x {len(every[0])}"
-    wide = torch.complex128 if mine.dtype.is_complex else torch.float64
-    total = torch.stack(every).to(wide).sum(0)
-    for later in (False, True):
-        x = mine.clone()
-        work = dist.all_reduce(x, async_op=later)
-        if later:
-            work.wait()
-        expect(f"all_reduce {what} {later}", equal(x, total))
-    x = mine.repeat(ranks)
-    out = torch.empty_like(mine)
-    dist.reduce_scatter_tensor(out, x)
-    expect(f"reduce_scatter {what}", equal(out, total))
-    x = mine.clone()
-    dist.reduce(x, 0)
-    expect(f"reduce {what}", rank != 0 or equal(x, total))
-    if not mine.dtype.is_complex:
-        x = mine.clone()
-        dist.all_reduce(x, dist.ReduceOp.MAX)
-        expect(f"max {what}", equal(x, torch.stack(every).to(wide).max(0).values))
-
-
-def _check_lists(rank: int, ranks: int, expect: Any) -> None:
-    every = [values(r, 50 + r, torch.float32) for r in range(ranks)]
-    outs = [torch.empty(50 + r, device="cuda") for r in range(ranks)]
-    dist.all_gather(outs, every[rank].cuda())
-    expect("uneven all_gather", all(map(equal, outs, every)))
-    out = torch.empty(50 + rank, device="cuda")
-    dist.scatter(out, [each.cuda() for each in every] if rank == 0 else None, src=0)
-    expect("uneven scatter", equal(out, every[rank]))
-    lists = [torch.empty(20, device="cuda") for _ in range(ranks)] if rank == 0 else None
-    dist.gather(values(rank, 20, torch.float32).cuda(), lists, dst=0)
-    expect(
-        "gather",
-        rank != 0 or all(equal(x, values(r, 20, torch.float32)) for r, x in enumerate(lists or [])),
-    )
-    objects: list[Any] = [None] * ranks
-    dist.all_gather_object(objects, {"rank": rank})
-    expect("objects", objects == [{"rank": r} for r in range(ranks)])
-    x = torch.full((8,), float(rank), device="cuda")
-    y = x.clone()
-    with dist._coalescing_manager(device=torch.device("cuda:0")):
-        dist.all_reduce(x)
-        dist.all_reduce(y)
-    torch.cuda.synchronize()
-    total = torch.full((8,), float(sum(range(ranks))))
-    expect("coalescing", equal(x, total) and equal(y, total))
-    x = torch.full((4, 6), float(rank), device="cuda")[:, ::2]
-    dist.all_reduce(x)
-    expect("strided", equal(x.contiguous(), torch.full((4, 3), float(sum(range(ranks))))))
-    group = dist.new_group(list(range(ranks - 1)))
-    if rank < ranks - 1:
-        x = torch.ones(5, device="cuda")
-        dist.all_reduce(x, group=group)
-        expect("subgroup", equal(x, torch.full((5,), ranks - 1.0)))
-    x = torch.full((3,), float(rank))
-    dist.all_reduce(x)
-    expect("cpu tensors", x[0] == sum(range(ranks)))
-    x = torch.full((4,), 2.0, device="cuda")
-    dist.all_reduce(x, dist._make_nccl_premul_sum(0.5))
-    expect("premul_sum", equal(x, torch.full((4,), float(ranks))))
-    dist.barrier()
-
-
-def _check_messages(rank: int, ranks: int, expect: Any) -> None:
-    right, left = (rank + 1) % ranks, (rank - 1) % ranks
-    for length in LENGTHS:
-        x, y = values(rank, length, torch.bfloat16).cuda(), None
-        y = torch.empty_like(x)
-        operations = [dist.P2POp(dist.isend, x, right), dist.P2POp(dist.irecv, y, left)]
-        for work in dist.batch_isend_irecv(operations):
-            work.wait()
-        expect(f"messages {length}", equal(y, values(left, length, torch.bfloat16)))
-    if rank == 0:
-        dist.send(torch.arange(9.0, device="cuda"), 1)
-    if rank == 1:
-        y = torch.empty(9, device="cuda")
-        expect("any source", dist.recv(y) == 0 and equal(y, torch.arange(9.0)))
-
-
-def _check_streams(rank: int, ranks: int, expect: Any) -> None:
-    """Data that slow kernels make, on other streams than the default, before and after calls."""
-    size = 4096
-    a = torch.rand(size, size, device="cuda", dtype=torch.bfloat16)
-    stream = torch.cuda.Stream()
-    for number in range(10):
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                a @ a  # delays what follows
-            x = torch.full((1 << 20,), float(rank + number), device="cuda")
-            works = []
-            for _ in range(3):
-                works.append(dist.all_reduce(x, async_op=True))
-            for work in works:
-                work.wait()
-            bounds = torch.stack([x.min(), x.max()])
-            x.zero_()  # may not overtake the peers' reads
-        expected = (sum(range(ranks)) + ranks * number) * ranks**2
-        stream.synchronize()
-        expect(f"streams {number}", bounds.tolist() == [expected, expected])
-        del x
-
-
-def train(rank: int, ranks: int, kind: str) -> list[float]:
-    """Trains a small transformer; returns its losses."""
-    import torch.nn.functional as F
-    from torch import nn
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor.parallel import (
-        ColwiseParallel,
-        RowwiseParallel,
-        parallelize_module,
-    )
-
-    class Block(nn.Module):
-        def __init__(self, width: int) -> None:
-            super().__init__()
-            self.norm = nn.LayerNorm(width)
-            self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-            self.q, self.o = nn.Linear(width, width), nn.Linear(width, width)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            q = self.q(self.norm(x))
-            x = x + self.o(F.scaled_dot_product_attention(q, q, q, is_causal=True))
-            return x + self.down(F.gelu(self.up(self.norm(x))))
-
-    torch.manual_seed(0)
-    model: Any = nn.Sequential(
-        nn.Embedding(64, 32), *(Block(32) for _ in range(3)), nn.Linear(32, 64)
-    ).to("cuda", torch.float64)
-    sharded = 1
-    if kind == "ddp":
-        model, sharded = nn.parallel.DistributedDataParallel(model), ranks
-    if kind == "fsdp+tp":
-        mesh = init_device_mesh("cuda", (ranks // 2, 2), mesh_dim_names=("dp", "tp"))
-        sharded, rank = ranks // 2, mesh.get_local_rank("dp")
-        plan: Any = {"up": ColwiseParallel(), "down": RowwiseParallel()}
-        for block in list(model)[1:-1]:
-            parallelize_module(block, mesh["tp"], plan)
-            fully_shard(block, mesh=mesh["dp"])
-        fully_shard(model, mesh=mesh["dp"])
-    optimizer = torch.optim.SGD(model.parameters(), 0.05)
-    data = torch.randint(64, (20, 8, 17), generator=torch.Generator().manual_seed(1)).cuda()
-    losses = []
-    for batch in data:
-        part = batch.chunk(sharded)[rank if sharded > 1 else 0]
-        loss = F.cross_entropy(model(part[:, :-1]).flatten(0, 1), part[:, 1:].flatten())
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        total = loss.detach().clone()
-        if sharded > 1:
-            dist.all_reduce(total)
-            total /= ranks
-        losses.append(float(total))
-    return losses
-
-
-def fault(rank: int, ranks: int, kind: str) -> Any:
-    """Provokes a fault; returns the error, and the seconds that its report took."""
-    x = torch.ones(MIB, device="cuda")
-    dist.all_reduce(x)
-    torch.cuda.synchronize()
-    start_s = time.monotonic()
-    try:
-        if kind == "killed" and rank == 1:
-            time.sleep(0.5)
-            os.kill(os.getpid(), signal.SIGKILL)
-        if kind == "killed in work" and rank == 1:
-            a = torch.rand(8192, 8192, device="cuda")
-            for _ in range(200):
-                a @ a
-            dist.all_reduce(x, async_op=True)
-            os.kill(os.getpid(), signal.SIGKILL)
-        if kind == "late" and rank == 1:
-            time.sleep(6)
-            return ["", 0.0]
-        if kind == "late":
-            dist.group.WORLD.set_timeout(datetime.timedelta(seconds=2))
-        length = 3 if kind == "mismatch" and rank == 1 else 4
-        for _ in range(50):
-            dist.all_reduce(torch.ones(length, device="cuda"))
-        torch.cuda.synchronize()
-    except Exception as error:
-        took_s = time.monotonic() - start_s
-        begin_s = time.monotonic()
-        torch.cuda.synchronize()
-        return [f"{type(error).__name__}: {error}"[:300], took_s, time.monotonic() - begin_s]
-    return ["no error", time.monotonic() - start_s]
-
-
-def mixed(rank: int, ranks: int) -> list[str]:
-    """Runs CPU tensors over unisono and CUDA tensors over NCCL, and the controller over NCCL."""
-    import unisono
-    from unisono.controller import ProcessGroupTransfer
-
-    x, y = torch.arange(4.0, device="cuda"), torch.arange(4.0)
-    dist.all_reduce(x)
-    dist.all_reduce(y)
-    dist.broadcast(x, 0, async_op=True).wait()
-    dist.barrier()
-    dist.broadcast_object_list([1])
-    with dist._coalescing_manager(device=torch.device("cuda:0")):
-        dist.all_reduce(x)
-        dist.all_reduce(x)
-    dist.all_reduce(x, group=dist.new_group([0]))
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4).cuda())
-    model(x[None]).sum().backward()
-    with (
-        unisono.init(rank=0, size=1, rendezvous="gpu") as comm,
-        unisono.Controller(comm, transfer=ProcessGroupTransfer()) as controller,
-    ):
-        controller.all_reduce("z", x).wait()
-    return [str(x.tolist()), str(y.tolist())]
-
-
-def compiled(rank: int, ranks: int) -> list[str]:
-    """Runs collectives in functions that torch has compiled; returns the failures."""
-    failures = []
-
-    def step(x: torch.Tensor) -> torch.Tensor:
-        y = x * 2
-        dist.all_reduce(y)
-        return y + 1
-
-    expected = torch.full((1000,), 2.0 * sum(range(1, ranks + 1)) + 1)
-    for backend in ("eager", "aot_eager", "inductor"):
-        torch._dynamo.reset()
-        try:
-            call = torch.compile(step, backend=backend, fullgraph=True)
-            for _ in range(3):
-                if not equal(call(torch.full((1000,), rank + 1.0, device="cuda")), expected):
-                    failures.append(f"{backend}: other values")
-        except Exception as error:
-            failures.append(f"{backend}: {type(error).__name__}: {error}"[:400])
-    return failures
 
 
 def times(rank: int, ranks: int, sizes: list[int], rounds: int) -> dict[str, list[float]]:
@@ -399,6 +124,137 @@ def times(rank: int, ranks: int, sizes: list[int], rounds: int) -> dict[str, lis
     return found
 
 
+def profiled(call: Any, turns: int) -> str:
+    """Returns the functions in which calls spend most of the host's time."""
+    profile = cProfile.Profile()
+    profile.enable()
+    for _ in range(turns):
+        call()
+    profile.disable()
+    text = io.StringIO()
+    pstats.Stats(profile, stream=text).sort_stats("tottime").print_stats(22)
+    return text.getvalue()[-4000:]
+
+
+def host_parts(rank: int, ranks: int) -> dict[str, Any]:
+    """Returns the host's microseconds of the parts of an all_reduce of 1 KiB, and a profile."""
+    from unisono.torch_backend.device.flat_tensors import flat_target
+    from unisono.torch_backend.device.peer_device import Event, Record, Wait
+    from unisono.types import DType, ReduceOp
+
+    x = torch.ones(256, device="cuda")
+    comm = communicator()
+    path, device = comm._path, comm._device
+    found: dict[str, Any] = {}
+
+    def measure(what: str, call: Any, turns: int = 200) -> None:
+        rows = []
+        for _ in range(5):
+            torch.cuda.synchronize()
+            dist.all_reduce(torch.zeros(1))
+            begin_s = time.perf_counter()
+            for _ in range(turns):
+                call()
+            rows.append(1e6 * (time.perf_counter() - begin_s) / turns)
+        found[what] = statistics.median(rows)
+
+    measure("dist.all_reduce", partial(dist.all_reduce, x))
+    measure("dist.all_reduce, at most 20 under way", partial(dist.all_reduce, x), 20)
+    measure("communicator.all_reduce", partial(comm.all_reduce, x, ReduceOp.SUM))
+    measure("header exchange", partial(path._comm.all_gather, path._own, path._all))
+    measure("find the allocation", partial(device.locate, x))
+    measure("flatten", partial(flat_target, x, keeps_values=True))
+    measure("current stream", device._handle)
+    found["profile of 200 calls"] = profiled(partial(dist.all_reduce, x), 200)
+    torch.cuda.synchronize()
+    # These numbers of events are larger than those of calls, so no call may follow.
+    number = iter(range(1 << 20, 1 << 22))
+    record, wait = Record(Event.READY, 0), Wait(rank, Event.READY, 0)
+    write, both = device.batch([record], []), device.batch([record], [wait])
+    measure("write a flag", lambda: write(next(number)))
+    measure("write a flag and wait for it", lambda: both(next(number)))
+    allocation, offset = device.locate(x)
+    device.open(rank, allocation, device.export(allocation))
+    here = device.address(rank, allocation, offset)
+    kind = x.nbytes, DType.FLOAT32, ReduceOp.SUM, 1
+    measure("launch a kernel", device.prepare([here], [here, here], *kind))
+    measure("enqueue a copy", device.prepare([here], [here], *kind))
+    return found
+
+
+def host_path(rank: int, ranks: int) -> dict[str, Any]:
+    """Returns the milliseconds of all_reduce of 64 MiB over host memory, and of its two limits: the
+    copies between device and host, and the all_reduce of CPU tensors."""
+    found: dict[str, Any] = {"explain": communicator().explain()}
+    count = 16 * MIB
+    x, y = torch.ones(count, device="cuda"), torch.ones(count)
+    pinned, small = torch.ones(count, pin_memory=True), torch.ones(MIB, pin_memory=True)
+    calls = {
+        "all_reduce over host memory": lambda: dist.all_reduce(x),
+        "copy down": lambda: pinned.copy_(x, non_blocking=True),
+        "copy up": lambda: x.copy_(pinned, non_blocking=True),
+        "all_reduce of a CPU tensor": lambda: dist.all_reduce(y),
+        "all_reduce of a pinned CPU tensor": lambda: dist.all_reduce(pinned),
+        "16 all_reduces of 4 MiB, pinned": lambda: [dist.all_reduce(small) for _ in range(16)],
+    }
+    rows: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(6):
+        for name, call in calls.items():
+            torch.cuda.synchronize()
+            dist.all_reduce(torch.zeros(1))
+            begin_s = time.perf_counter()
+            call()
+            torch.cuda.synchronize()
+            if turn:
+                rows[name].append(1e3 * (time.perf_counter() - begin_s))
+        x.fill_(1.0)
+        y.fill_(1.0)
+        pinned.fill_(1.0)
+        small.fill_(1.0)
+    return found | {name: [statistics.median(r), min(r), max(r)] for name, r in rows.items()}
+
+
+def command(*words: str) -> list[Any]:
+    """Runs a command of unisono; returns its exit code and the end of its output."""
+    answer = subprocess.run(
+        [sys.executable, "-m", "unisono", *words],
+        capture_output=True, text=True, timeout=90, check=False,
+    )  # fmt: skip
+    return [answer.returncode, (answer.stdout + answer.stderr)[-6000:]]
+
+
+def run_parts(run: Any) -> None:
+    """Runs all parts, the most important ones first."""
+    sizes = [MIB, 16 * MIB, 64 * MIB, 256 * MIB]
+    for turn in range(2):
+        for ranks in (2, 4):
+            for backend in ("unisono", "gloo")[: 2 - turn]:
+                limited = sizes if backend == "unisono" else sizes[:3]
+                name = f"times of {backend}, {ranks} ranks, turn {turn}"
+                run(name, times, ranks, backend, 60, limited, 7 if backend == "unisono" else 3)
+    run("host's time by part, 2 ranks", host_parts, 2, "unisono", 40)
+    run("host path and its limits, 2 ranks", host_path, 2, HOST_MEMORY, 40)
+    run("operations, 2 ranks", check_operations, 2, "unisono", 60)
+    run("fault: killed in a message", fault, 2, "unisono", 30, "killed in a message")
+    run("fault: killed in work", fault, 2, "unisono", 30, "killed in work")
+    run("operations over host memory, 3 ranks", check_operations, 3, HOST_MEMORY, 60)
+    run("memory that cannot be shared, 2 ranks", expandable, 2, "unisono", 30)
+    run("times of nccl, 2 ranks", times, 2, "cpu:gloo,cuda:nccl", 30, sizes[:3], 3)
+    run("operations, 4 ranks", check_operations, 4, "unisono", 60)
+    sweep = ("all_reduce", "--sizes", "1M,64M", "-n", "2", "--rounds", "3", "--time-budget", "15")
+    run("unisono bench", command, "bench", *sweep, "--device", "cuda", "--against", "gloo,nccl")
+    run("operations, 8 ranks", check_operations, 8, "unisono", 90, True)
+    run("losses of one process", train, 1, "gloo", 40, "one")
+    run("losses of DDP, 4 ranks", train, 4, "unisono", 40, "ddp")
+    run("losses of FSDP and TP, 4 ranks", train, 4, "unisono", 60, "fsdp+tp")
+    for kind in ("killed", "mismatch", "late"):
+        run(f"fault: {kind}", fault, 2, "unisono", 30, kind)
+    run("torch.compile, 2 ranks", compiled, 2, "unisono", 60)
+    run("operations, 3 ranks", check_operations, 3, "unisono", 60, True)
+    run("unisono check", command, "check", "-n", "2", "--device", "cuda")
+    run("cpu:unisono,cuda:nccl", mixed, 1, "cpu:unisono,cuda:nccl", 60)
+
+
 def main() -> None:
     """Runs all parts in order, as long as the budget lasts."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -415,30 +271,15 @@ def main() -> None:
         if time.monotonic() - begin_s > arguments.budget:
             results[name] = "not run: the budget was used"
         else:
-            results[name] = start(*job)
+            try:
+                results[name] = job[0](*job[1:]) if job[0] is command else start(*job)
+            except Exception as error:
+                results[name] = f"{type(error).__name__}: {error}"
         (arguments.out / "gpu.json").write_text(json.dumps(results, indent=1))
         text = json.dumps(results[name])
         print(f"[{time.monotonic() - begin_s:6.1f} s] {name}: {text[:900]}", flush=True)
 
-    sizes = [MIB, 16 * MIB, 64 * MIB, 256 * MIB]
-    for turn in range(2):
-        for ranks in (2, 4):
-            for backend in ("unisono", "gloo"):
-                limited = sizes if backend == "unisono" else sizes[:3]
-                name = f"times of {backend}, {ranks} ranks, turn {turn}"
-                run(name, times, ranks, backend, 60, limited, 7 if backend == "unisono" else 3)
-    run("times over host memory, 2 ranks", times, 2, HOST_MEMORY, 60, sizes, 3)
-    for ranks in (2, 4, 3):
-        run(f"operations, {ranks} ranks", check_operations, ranks, "unisono", 60)
-    run("operations over host memory, 3 ranks", check_operations, 3, HOST_MEMORY, 60)
-    run("losses of one process", train, 1, "gloo", 40, "one")
-    run("losses of DDP, 4 ranks", train, 4, "unisono", 40, "ddp")
-    run("losses of FSDP and TP, 4 ranks", train, 4, "unisono", 60, "fsdp+tp")
-    for kind in ("killed", "killed in work", "mismatch", "late"):
-        run(f"fault: {kind}", fault, 2, "unisono", 30, kind)
-    run("torch.compile, 2 ranks", compiled, 2, "unisono", 60)
-    run("operations, 8 ranks", check_operations, 8, "unisono", 150)
-    run("cpu:unisono,cuda:nccl", mixed, 1, "cpu:unisono,cuda:nccl", 60)
+    run_parts(run)
 
 
 if __name__ == "__main__":
