@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
+from unisono.torch_backend import communicator_of
+
 MIB = 1 << 20
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
@@ -187,7 +189,7 @@ def _check_allocations(ranks: int, expect: Any) -> None:
 
 def communicator() -> Any:
     """Returns unisono's communicator for CUDA tensors."""
-    return dist.group.WORLD.others.group.communicator  # type: ignore[union-attr]
+    return communicator_of(dist.group.WORLD, "cuda")
 
 
 def expandable(rank: int, ranks: int) -> list[str]:

@@ -12,8 +12,10 @@ from torch import distributed as dist
 
 from torch_backend.emulated_cuda import EmulatedCuda
 from unisono.errors import UnsupportedError
+from unisono.torch_backend import communicator_of
 from unisono.torch_backend.device.device_group import over_peer_memory
 from unisono.torch_backend.device.sharing_trial import require_sharing
+from unisono.torch_backend.own_cuda import OwnCuda
 from unisono.torch_backend.process_group import ProcessGroup
 
 pytestmark = pytest.mark.torch
@@ -165,6 +167,9 @@ def own_group_creation(world):
         comm = device_group_module.device_group(dist.group.WORLD.communicator)
         assert comm.explain() == "between the device memories of one host, moved by 1 of 3 ranks"
         group = ProcessGroup(comm)
+        both = SimpleNamespace(others=OwnCuda(group=group, backends={"cuda": "unisono"}))
+        assert communicator_of(both, "cuda") is comm
+        assert communicator_of(both, "xpu") is None and communicator_of(None, "cuda") is None
         assert all_reduce(made[0], group, made[0].tensor([1.0])).item() == RANKS
         group.shutdown()
 

@@ -175,8 +175,15 @@ def _devices() -> list[str]:
     return ["cpu", "cuda"] if torch.version.cuda else ["cpu"]
 
 
-def communicator_of(group: Any) -> Any:
-    """Returns the communicator of a process group; None if the group runs on another backend."""
+def communicator_of(group: Any, device: str = "cpu") -> Any:
+    """Returns the communicator of a process group for tensors on a type of device; None if these
+    tensors are served by another backend.
+
+    The communicator for "cuda" says by `explain()` in which way data moves, and why.
+    """
+    if device != "cpu":
+        others = getattr(group, "others", None)
+        group = others.group if others is not None and device in others.backends else None
     return getattr(group, "communicator", None)
 
 

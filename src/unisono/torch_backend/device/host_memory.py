@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -149,7 +150,7 @@ class _Slot:
 
 
 class _Pipeline:
-    """One collective in blocks."""
+    """One collective in blocks. A single block stays on the current stream."""
 
     def __init__(
         self,
@@ -182,7 +183,7 @@ class _Pipeline:
         if self._source is None:
             return
         slot, device = self._slot(number), self._device
-        with device.on_side_stream(SideStream.DOWN):
+        with self._on(SideStream.DOWN):
             device.wait_mark(self._begin)
             device.wait_mark(slot.is_free)
             parts = self._blocks.inputs(number)
@@ -200,11 +201,17 @@ class _Pipeline:
         if self._target is None:
             return
         slot, device, block = self._slot(number), self._device, self._received(number)
-        with device.on_side_stream(SideStream.UP):
+        with self._on(SideStream.UP):
             device.wait_mark(self._begin)
             parts = self._blocks.outputs(number)
             device.enqueue(_copies(self._target, parts, block, to_block=False))
             slot.is_free = device.mark()
+
+    def _on(self, stream: SideStream) -> AbstractContextManager[None]:
+        if self._blocks.count == 1:
+            return nullcontext()
+        found: AbstractContextManager[None] = self._device.on_side_stream(stream)
+        return found
 
     def _slot(self, number: int) -> _Slot:
         return self._slots[number % len(self._slots)]

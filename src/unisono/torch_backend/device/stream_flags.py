@@ -6,12 +6,14 @@ between the processes for each record, which takes 0.1 ms.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 
 from unisono.torch_backend.device.cuda_driver import CudaDriver, StreamOperation
 from unisono.torch_backend.device.flag_page import FLAG_BYTES, FLAGS, FlagPage
 from unisono.torch_backend.device.peer_device import Record, Wait
 
+_MOST_AT_ONCE = 255  # operations of one call of the driver
 _MASK = 0xFFFFFFFF  # the device compares numbers modulo 2**32
 
 
@@ -66,7 +68,7 @@ class StreamFlags:
 
 
 class FlagBatch:
-    """Writes of flags and waits that are enqueued by one call of the driver."""
+    """Writes of flags and waits, enqueued by one call of the driver for 255 of them."""
 
     def __init__(
         self, flags: StreamFlags, rank: int, records: Sequence[Record], waits: Sequence[Wait]
@@ -75,9 +77,13 @@ class FlagBatch:
         self._records = [(int(event), offset) for event, offset in records]
         given = [StreamOperation.write(flags.address(rank, each.event)) for each in records]
         given += [StreamOperation.wait(flags.address(each.rank, each.event)) for each in waits]
-        self._operations = (StreamOperation * len(given))(*given)
+        parts = [
+            given[first : first + _MOST_AT_ONCE] for first in range(0, len(given), _MOST_AT_ONCE)
+        ]
+        self._arrays = [(StreamOperation * len(part))(*part) for part in parts]
         offsets = [each.offset for each in records] + [each.offset for each in waits]
-        self._numbers = list(zip(self._operations, offsets, strict=True))
+        operations = itertools.chain.from_iterable(self._arrays)
+        self._numbers = list(zip(operations, offsets, strict=True))
 
     def __call__(self, base: int) -> None:
         """Enqueues the batch on the current stream."""
@@ -87,4 +93,5 @@ class FlagBatch:
             flags.follow(flag, stream, base + offset)
         for operation, offset in self._numbers:
             operation.number = (base + offset) & _MASK
-        flags.driver.batch(stream, self._operations)
+        for operations in self._arrays:
+            flags.driver.batch(stream, operations)
