@@ -11,7 +11,7 @@ import torch
 from torch import distributed as dist
 
 from torch_backend.emulated_cuda import EmulatedCuda
-from unisono.errors import UnsupportedError
+from unisono.errors import CommunicationError, UnsupportedError
 from unisono.torch_backend import communicator_of
 from unisono.torch_backend.device.device_group import over_peer_memory
 from unisono.torch_backend.device.sharing_trial import require_sharing
@@ -88,6 +88,26 @@ def own_messages(world):
             work.wait()
         device.synchronize(device.mark())
         assert y.item() == (rank - 1) % RANKS + 10.0 * turn
+    group.shutdown()
+
+
+def own_messages_that_cannot_be_shared(world):
+    """Neither side waits for a message whose memory the other side cannot share."""
+    device, group = connected(world)
+    ours, other = device.tensor(torch.ones(4)), torch.ones(4)
+    for bad in (1, 2):  # the sender, the receiver
+        x = other if world.rank == bad else ours
+        if world.rank == bad:
+            expected = pytest.raises(UnsupportedError, match="cannot find an allocation")
+        else:
+            expected = pytest.raises(CommunicationError, match=f"rank {bad} cannot (share|read)")
+        if world.rank == 1:
+            with expected:
+                group.send([x], 2).wait()
+        if world.rank == 2:
+            with expected:
+                group.recv([x], 1).wait()
+    assert all_reduce(device, group, device.tensor([2.0])).item() == 6
     group.shutdown()
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from unisono.errors import CommunicationError, MismatchError
+from unisono.errors import CommunicationError, MismatchError, UnsupportedError
 from unisono.torch_backend.device.call_queue import DeviceCall
 from unisono.torch_backend.device.lost_rank_watch import LostRankWatch
 from unisono.torch_backend.device.peer_device import (
@@ -32,7 +32,7 @@ _MEMORY = 4  # word of a header after bytes, tag of the answer, allocation and o
 _EVENT = _MEMORY + EXPORT_WORDS
 _HEADER = _EVENT + EVENT_WORDS
 _ANSWER = 1 + EVENT_WORDS  # bytes that the receiver expected, event
-_FAILED = -1  # instead of the bytes in an answer
+_FAILED = -1  # instead of the bytes in a header or an answer
 _FIRST_ANSWER_TAG = 1 << 62  # above the tags of programs
 
 
@@ -130,10 +130,15 @@ class DeviceMessages:
         """Begins a send. The receiver reads `x` when it receives."""
         header = np.zeros(_HEADER, np.int64)
         header[0], header[1] = x.nbytes, next(self._tags)
-        header[2], header[3] = self._device.locate(x)
-        if header[2]:
-            header[_MEMORY:_EVENT] = self._device.export(int(header[2]))
-        header[_EVENT:] = self._device.record_message()
+        try:
+            header[2], header[3] = self._device.locate(x)
+            if header[2]:
+                header[_MEMORY:_EVENT] = self._device.export(int(header[2]))
+            header[_EVENT:] = self._device.record_message()
+        except UnsupportedError:
+            header[0] = _FAILED  # the receiver must not wait
+            self._comm.send(header, dst, tag, async_op=True)
+            raise
         call = SendCall(self._device, self._waits, x, dst)
         call.begin(self._comm, header, tag)
         return call
@@ -178,6 +183,8 @@ class DeviceMessages:
     def _copy(self, x: torch.Tensor, source: int, header: Words) -> None:
         """Enqueues the copy of a message, and answers."""
         sent = int(header[0])
+        if sent == _FAILED:
+            raise CommunicationError(f"rank {source} cannot share the memory of a message")
         answer = np.zeros(_ANSWER, np.int64)
         answer[0] = x.nbytes
         try:
