@@ -144,7 +144,7 @@ def host_parts(rank: int, ranks: int) -> dict[str, Any]:
 
     x = torch.ones(256, device="cuda")
     comm = communicator()
-    path, device = comm._path, comm._device
+    path, device = comm._path, comm.device
     found: dict[str, Any] = {}
 
     def measure(what: str, call: Any, turns: int = 200) -> None:

@@ -27,7 +27,7 @@ _Work = ctypes.CFUNCTYPE(None)
 class EmulatedCuda(CudaDevice):
     """A CUDA device of one process. All ranks have the same device, as on one GPU."""
 
-    def __init__(self, comm, folder):
+    def __init__(self, comm, folder, sibling=None):
         self.driver_file = build(_SOURCE, folder, "-O1", "-pthread")
         self.emulated = ctypes.CDLL(str(self.driver_file))
         self.emulated.emulated_allocate.restype = ctypes.c_uint64
@@ -37,7 +37,8 @@ class EmulatedCuda(CudaDevice):
         self._folder = folder
         self._current = threading.local()
         self._kept = []
-        super().__init__(comm, torch.device("cuda", 0), FlagPage(comm), str(self.driver_file))
+        place, library = torch.device("cuda", 0), str(self.driver_file)
+        super().__init__(comm, place, FlagPage(comm), sibling, library)
 
     def tensor(self, values, at=0):
         """Returns a tensor in an allocation of its own, which must stay until `free`."""

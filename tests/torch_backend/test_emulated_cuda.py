@@ -32,9 +32,9 @@ def new_host():
     return dist.group.WORLD.communicator.group(list(range(RANKS)))
 
 
-def connected(world):
+def connected(world, sibling=None):
     host = new_host()
-    device = EmulatedCuda(host, world.folder)
+    device = EmulatedCuda(host, world.folder, sibling)
     require_sharing(host, device, lambda: device.tensor(torch.zeros(64, dtype=torch.int64)))
     return device, ProcessGroup(over_peer_memory(host, device))
 
@@ -130,6 +130,23 @@ def own_memory_that_is_allocated_again(world):
     group.shutdown()
 
 
+def own_groups_share_open_memory(world):
+    """The second group opens memory whose handle the first one has open for freed memory."""
+    device, first = connected(world)
+    other, second = connected(world, device)
+    x = device.tensor([1.0 + world.rank])
+    assert all_reduce(device, first, x).item() == 6
+    x = device.tensor([10.0 + world.rank], at=device.free(x))
+    assert all_reduce(other, second, x).item() == 33
+    assert all_reduce(device, first, x).item() == 99
+    opened = device.open_memory
+    assert opened is other.open_memory
+    second.shutdown()
+    assert all_reduce(device, first, x).item() == 297
+    first.shutdown()
+    assert len(opened) == 0
+
+
 def require_few_open(world, device):
     """Asserts that at most two allocations of each other rank are open: of the trial and of x."""
     opened = [key for key in device._memory._open if key[0] != world.rank]
@@ -165,16 +182,17 @@ def pretended_cuda(world, patch, shares):
     """Lets `device_group` find the emulated driver; returns the devices that it makes."""
     made = []
 
-    def cuda_device(host, place, page):
-        made.append(EmulatedCuda(host, world.folder))
-        made[-1].emulated.emulated_shares(shares)
-        return made[-1]
+    class Made(EmulatedCuda):
+        def __init__(self, host, place, page, sibling):
+            super().__init__(host, world.folder, sibling)
+            self.emulated.emulated_shares(shares)
+            made.append(self)
 
     found = SimpleNamespace(is_available=lambda: True, current_device=lambda: 0)
     names = {"cuda": found, "device": torch.device, "int64": torch.int64}
     zeros = lambda count, **options: made[-1].tensor(torch.zeros(count, dtype=torch.int64))  # noqa: E731
     patch.setattr(device_group_module, "torch", SimpleNamespace(**names, zeros=zeros))
-    patch.setattr(device_group_module, "CudaDevice", cuda_device)
+    patch.setattr(device_group_module, "CudaDevice", Made)
     patch.setitem(sys.modules, "cuda", ModuleType("cuda"))
     patch.setitem(sys.modules, "cuda.bindings", ModuleType("cuda.bindings"))
     patch.setitem(sys.modules, "cuda.bindings.nvrtc", ModuleType("cuda.bindings.nvrtc"))
@@ -191,6 +209,9 @@ def own_group_creation(world):
         assert communicator_of(both, "cuda") is comm
         assert communicator_of(both, "xpu") is None and communicator_of(None, "cuda") is None
         assert all_reduce(made[0], group, made[0].tensor([1.0])).item() == RANKS
+        second = device_group_module.device_group(dist.group.WORLD.communicator, comm)
+        assert second.device.open_memory is comm.device.open_memory
+        second.close()
         group.shutdown()
 
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from unisono.torch_backend import BACKEND_NAME
+from torch import distributed as dist
+
+from unisono.torch_backend import BACKEND_NAME, communicator_of
 from unisono.torch_backend.device import DeviceCommunicator, device_group
 from unisono.torch_backend.private import name_group
 from unisono.torch_backend.process_group import ProcessGroup
@@ -51,7 +53,8 @@ class OwnCuda:
 def own_cuda(comm: Any, store: Any, global_ranks: list[int]) -> OwnCuda | None:
     """Returns the group for CUDA tensors of a communicator's ranks; None if a rank has no CUDA
     device. Collective."""
-    found: DeviceCommunicator | None = device_group(comm)
+    world = dist.group.WORLD if dist.is_initialized() else None
+    found: DeviceCommunicator | None = device_group(comm, communicator_of(world, "cuda"))
     if found is None:
         return None
     group = ProcessGroup(found, store, global_ranks)

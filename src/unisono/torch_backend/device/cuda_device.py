@@ -15,6 +15,7 @@ from unisono.torch_backend.device.cuda_memory import CudaMemory
 from unisono.torch_backend.device.cuda_stream import CudaStream
 from unisono.torch_backend.device.flag_page import FIRST_MESSAGE, MESSAGES, FlagPage
 from unisono.torch_backend.device.fold_kernel import MOST_ARRAYS, FoldKernels, require_compiler
+from unisono.torch_backend.device.open_memory import OpenMemory
 from unisono.torch_backend.device.peer_device import Address, Launch, Record, Wait, Words
 from unisono.torch_backend.device.refusals import agree
 from unisono.torch_backend.device.stream_flags import FlagBatch, StreamFlags
@@ -26,15 +27,27 @@ class CudaDevice(CudaStream):
     """This rank's CUDA device: memory of other ranks, copies, reductions, and flags as events."""
 
     def __init__(
-        self, comm: Any, device: torch.device, page: FlagPage, library: str = "libcuda.so.1"
+        self,
+        comm: Any,
+        device: torch.device,
+        page: FlagPage,
+        sibling: CudaDevice | None = None,
+        library: str = "libcuda.so.1",
     ) -> None:
-        """`comm`: a communicator of the ranks, for `connect`. `library`: the driver's file."""
+        """`comm`: a communicator of the ranks, for `connect`. `sibling`: that of another group, if
+        any, which has the same open allocations. `library`: the driver's file."""
         self.performers: Sequence[int] = range(comm.size)
         super().__init__(device)
         self._comm, self._page, self._library = comm, page, library
+        self._sibling = sibling
         self._rank = int(comm.rank)
         self._messages = itertools.count()
         self._uuid = b""
+
+    @property
+    def open_memory(self) -> OpenMemory | None:
+        """The open allocations of this process; None before `connect`."""
+        return self._memory.opened if "_memory" in self.__dict__ else None
 
     def connect(self) -> None:
         """Prepares this process, and exchanges the identities of the devices with all ranks."""
@@ -148,7 +161,10 @@ class CudaDevice(CudaStream):
     def _use(self, architecture: str, processors: int) -> None:
         """Uses the driver. This thread has a context."""
         self._driver = CudaDriver(self._library)
-        self._memory = CudaMemory(self._driver)
+        opened = None if self._sibling is None else self._sibling.open_memory
+        if opened is None:
+            opened = OpenMemory(self._driver)
+        self._memory, self._sibling = CudaMemory(self._driver, opened), None
         self._kernels = FoldKernels(self._driver, architecture, processors)
         self._flags = StreamFlags(self._driver, self._page, self._rank, self._handle)
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from unisono.errors import UnsupportedError
 from unisono.torch_backend.device.cuda_driver import HANDLE_BYTES, CudaDriver
+from unisono.torch_backend.device.open_memory import OpenMemory
 from unisono.torch_backend.device.peer_device import EXPORT_WORDS, MOST_FREED, Words
 
 _HANDLE_WORDS: Final = HANDLE_BYTES // 8
@@ -22,13 +23,14 @@ class CudaMemory:
     address is another allocation.
     """
 
-    def __init__(self, driver: CudaDriver) -> None:
-        self._driver = driver
+    def __init__(self, driver: CudaDriver, opened: OpenMemory) -> None:
+        """`opened`: the open allocations of all groups of this process."""
+        self._driver, self.opened = driver, opened
         self._starts: dict[int, int] = {}
         """The first address of each allocation of this process that was located."""
         self._exports: dict[int, Words] = {}
-        self._open: dict[tuple[int, int], tuple[int, bytes]] = {}
-        """The address and the handle of each open allocation; no handle for this process."""
+        self._open: dict[tuple[int, int], tuple[int, int]] = {}
+        """By rank and number: the address and the process of each open allocation."""
 
     def locate(self, pointer: int) -> tuple[int, int]:
         """Returns the number of the allocation at an address of this process, and the offset."""
@@ -67,15 +69,10 @@ class CudaMemory:
         """Opens an allocation of a rank, unless it is open."""
         if (rank, number) in self._open:
             return
-        if int(words[_PROCESS]) == os.getpid():
-            self._open[rank, number] = int(words[_BASE]), b""
-            return
-        handle = words[:_HANDLE_WORDS].tobytes()
-        # The driver would return the memory of a freed allocation that has the same handle.
-        for (owner, stale), (_, known) in list(self._open.items()):
-            if owner == rank and known == handle:
-                self.close(owner, stale)
-        self._open[rank, number] = self._driver.open(handle), handle
+        process, start = int(words[_PROCESS]), int(words[_BASE])
+        if process != os.getpid():
+            start = self.opened.open(process, number, words[:_HANDLE_WORDS].tobytes())
+        self._open[rank, number] = start, process
 
     def address(self, rank: int, number: int, offset: int) -> int:
         """Returns an address in an open allocation."""
@@ -86,9 +83,9 @@ class CudaMemory:
 
     def close(self, rank: int, number: int) -> None:
         """Closes an allocation of a rank, if it is open."""
-        start, handle = self._open.pop((rank, number), (0, b""))
-        if handle:
-            self._driver.close(start)
+        found = self._open.pop((rank, number), None)
+        if found is not None and found[1] != os.getpid():
+            self.opened.close(found[1], number)
 
     def close_all(self) -> None:
         """Closes all allocations of other ranks."""

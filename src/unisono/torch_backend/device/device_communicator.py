@@ -30,7 +30,7 @@ class DeviceCommunicator:
     ) -> None:
         """`comm`: a communicator of its own in host memory. `path` and `messages` move the data of
         collectives and messages: `PeerMemory` and `DeviceMessages`, or `HostMemory`."""
-        self.host, self._device, self._path, self._messages = comm, device, path, messages
+        self.host, self.device, self._path, self._messages = comm, device, path, messages
         self.rank, self.size = int(comm.rank), int(comm.size)
         self.host_memory_reason = host_memory_reason
         """Why data goes through host memory; empty if it does not."""
@@ -91,14 +91,14 @@ class DeviceCommunicator:
         """Returns in which way the data of this group's calls moves, and why."""
         if self.host_memory_reason:
             return f"through host memory, since {self.host_memory_reason}"
-        performers = len(set(self._device.performers))
+        performers = len(set(self.device.performers))
         return (
             f"between the device memories of one host, moved by {performers} of {self.size} ranks"
         )
 
     def barrier(self, *, async_op: bool = False) -> Any:
         """Waits until every rank has called `barrier` and its device has ended its earlier work."""
-        self._device.synchronize(self._device.mark())
+        self.device.synchronize(self.device.mark())
         return self._call(barrier_request(), None, None, None, async_op)
 
     def send(self, x: torch.Tensor, dst: int, tag: int = 0, *, async_op: bool = False) -> Any:
@@ -197,7 +197,7 @@ class DeviceCommunicator:
             return self._queue.begin(job, finish)
         self._queue.run(job)
         if finish is not None:
-            self._device.enqueue(finish)
+            self.device.enqueue(finish)
         return None
 
     def _dtype(self, op: Op, x: torch.Tensor, reduction: ReduceOp) -> DType:

@@ -26,8 +26,10 @@ from unisono.torch_backend.device.sharing_trial import require_sharing
 _log = logging.getLogger(__name__)
 
 
-def device_group(comm: Any) -> DeviceCommunicator | None:
+def device_group(comm: Any, sibling: DeviceCommunicator | None = None) -> DeviceCommunicator | None:
     """Returns the communicator for CUDA tensors of a communicator's ranks. Collective.
+
+    `sibling`: that of another group of this process, which shares its open allocations.
 
     Returns None if a rank has no CUDA device. Uses peer memory if all ranks are on one host and a
     trial shows that they can share memory, else host memory. Rank 0 logs the reason for host
@@ -38,7 +40,7 @@ def device_group(comm: Any) -> DeviceCommunicator | None:
     host = comm.group(list(range(comm.size)))
     place = torch.device("cuda", torch.cuda.current_device())
     try:
-        device = _shared_device(host, place)
+        device = _shared_device(host, place, sibling and sibling.device)
     except UnsupportedError as error:
         if host.rank == 0:
             _log.warning("CUDA tensors of this group go through host memory: %s", error)
@@ -60,7 +62,7 @@ def over_host_memory(host: Any, device: Any, reason: str) -> DeviceCommunicator:
     return DeviceCommunicator(host, device, path, path, reason)
 
 
-def _shared_device(host: Any, place: torch.device) -> CudaDevice:
+def _shared_device(host: Any, place: torch.device, sibling: Any) -> CudaDevice:
     """Raises `UnsupportedError` on all ranks if they cannot share memory."""
     if len(host.hosts) > 1:
         raise UnsupportedError(f"the ranks are on {len(host.hosts)} hosts")
@@ -70,7 +72,8 @@ def _shared_device(host: Any, place: torch.device) -> CudaDevice:
     except ImportError as error:
         problem = error
     agree(host, problem, "cuda-bindings is missing (pip install 'unisono[cuda]')")
-    device = CudaDevice(host, place, FlagPage(host))
+    found = sibling if isinstance(sibling, CudaDevice) else None
+    device = CudaDevice(host, place, FlagPage(host), found)
     try:
         require_sharing(host, device, partial(torch.zeros, 64, dtype=torch.int64, device=place))
     except UnsupportedError:
