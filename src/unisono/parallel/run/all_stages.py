@@ -1,4 +1,4 @@
-"""All pipeline stages of a model: of a sequence of modules, of repeated blocks, or of a traced graph."""
+"""All pipeline stages of a model: of a sequence of modules, of blocks, or of a traced graph."""
 
 from __future__ import annotations
 

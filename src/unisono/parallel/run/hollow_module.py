@@ -9,7 +9,6 @@ from collections import OrderedDict
 import torch
 from torch import nn
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _PARTS = ("_modules", "_parameters", "_buffers")
 
 
@@ -27,17 +26,17 @@ def hollow(module: nn.Module) -> nn.Module:
     for name, each in module.named_children():
         found._modules[name] = hollow(each)
     empty_tensors(found)
-    for name in _HOOKS:
+    for name in _hooks_of(found):
         vars(found)[name] = OrderedDict()
     return found
 
 
 def shell(module: nn.Module) -> nn.Module:
     """Returns a copy of a module that shares everything with it, and may get other children,
-    parameters and buffers."""
+    tensors and hooks."""
     found = copy.copy(module)
-    for name in _PARTS:
-        vars(found)[name] = dict(vars(module)[name])
+    for name in (*_PARTS, *_hooks_of(module)):
+        vars(found)[name] = copy.copy(vars(module)[name])
     return found
 
 
@@ -49,6 +48,13 @@ def empty_tensors(module: nn.Module) -> None:
     for name, buffer in vars(module)["_buffers"].items():
         vars(module)[name] = buffer
     vars(module)["_parameters"], vars(module)["_buffers"] = {}, {}
+
+
+def _hooks_of(module: nn.Module) -> list[str]:
+    """Returns the names of the attributes that hold a module's hooks."""
+    return [
+        name for name, each in vars(module).items() if "hooks" in name and isinstance(each, dict)
+    ]
 
 
 def _without_memory(parameter: torch.Tensor) -> torch.Tensor:

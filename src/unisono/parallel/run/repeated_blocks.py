@@ -1,7 +1,7 @@
 """The repeated blocks of a model, and the modules around them, as a pipeline can cut them.
 
-Most models repeat a block: `model.layers` of a Llama, for example. A forward pass of the model on an
-example shows which modules run before the first block and after the last one.
+Most models repeat a block: `model.layers` of a Llama, for example. A forward pass of the model on
+an example shows which modules run before the first block and after the last one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ class RepeatedBlocks:
         Raises `ValueError`, with the reason, if it has no blocks or calls them in another way.
         """
         container = _largest_container(model)
-        blocks = [f"{container}.{name}" for name, _ in model.get_submodule(container).named_children()]
+        blocks = [
+            f"{container}.{name}" for name, _ in model.get_submodule(container).named_children()
+        ]
         around = _around(model, blocks)
         order = _order_of_calls(model, [*blocks, *around], run)
         called = [name for name in order if name in set(blocks)]
@@ -89,15 +91,15 @@ def _largest_container(model: nn.Module) -> str:
 def _around(model: nn.Module, blocks: Sequence[str]) -> set[str]:
     """Returns the names of the largest modules that contain no block."""
     parents = parents_of(blocks)
-    for name in sorted({*parents, *blocks}):
-        if "forward" in vars(model.get_submodule(name)):
-            raise ValueError(f"{name or 'the model'} has a forward of its own instance")
     found = set()
     for parent in parents:
         for name, _ in model.get_submodule(parent).named_children():
             path = f"{parent}.{name}" if parent else name
             if path not in parents and path not in blocks:
                 found.add(path)
+    for path, module in model.named_modules():
+        if "forward" in vars(module):  # a copy would call the module itself
+            raise ValueError(f"has a forward of the instance {path or 'of the model'}")
     return found
 
 

@@ -112,7 +112,9 @@ class StepChecks:
         def check(_: nn.Module, arguments: object, results: object) -> None:
             if torch.is_grad_enabled():
                 handle.remove()
-                received = (arguments, stage.arrived) if isinstance(stage, BlockStage) else arguments
+                received = (
+                    (arguments, stage.arrived) if isinstance(stage, BlockStage) else arguments
+                )
                 self._check(results, received)
                 if isinstance(results, torch.Tensor):  # others may have values that no loss uses
                     self._check_regions(results, received)
