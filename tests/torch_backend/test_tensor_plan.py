@@ -78,7 +78,8 @@ def compare(
     torch.set_default_dtype(torch.float64)
     whole, data = make(), batches()
     losses, norms = train_alone(whole, CrossEntropy(), data, CLIP, adamw)
-    run = a_run(make(), text, styles=styles, microbatches=2)
+    example = data[0][0] if "pp=" in text else None
+    run = a_run(make(), text, styles=styles, microbatches=2, example=example)
     for place, batch in enumerate(data[:2]):
         assert float(run.step(*batch)) == pytest.approx(losses[place], rel=TOLERANCE)
         assert run.gradient_norm == pytest.approx(norms[place], rel=TOLERANCE)
@@ -150,6 +151,43 @@ def own_pipelines_of_sequences(world):
     styles = {name.removeprefix("layers."): style for name, style in styles.items()}
     styles["3"] = styles.pop("lm_head")
     compare(make, "tp=2,pp=2", styles, later="dp=2,tp=2,zero=1")
+
+
+def own_pipelines_of_blocks(world):
+    for text, options in (
+        ("tp=2,pp=2", {}),
+        ("tp=2,pp=2,schedule=zb1p", {"tied": False}),
+        ("dp=2,pp=2,zero=3", {"layers": 3}),
+        ("dp=2,pp=2,vpp=2,zero=2", {"layers": 4, "tied": False}),
+    ):
+        with turn(text=text):
+            compare(lambda options=options: GroupedDecoder(**options), text)
+
+
+class Shortcut(GroupedDecoder):
+    """Adds the embeddings after the blocks, with a weight that is 0 at first."""
+
+    def __init__(self) -> None:
+        super().__init__(tied=False)
+        self.share = nn.Parameter(torch.zeros(()))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        first = x = self.embed_tokens(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return self.lm_head(x + self.share * first)
+
+
+def own_pipelines_with_shortcuts_are_refused(world):
+    torch.set_default_dtype(torch.float64)
+    model = Shortcut()
+    before = {name: each.clone() for name, each in model.state_dict().items()}
+    with pytest.raises(ValueError, match="Shortcut uses more in its blocks, or after") as caught:
+        a_run(model, "tp=2,pp=2", example=batches()[0][0])
+    assert "\n" not in str(caught.value)
+    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+    with pytest.raises(ValueError, match="example=inputs"):
+        a_run(GroupedDecoder(), "tp=2,pp=2")
 
 
 def own_a_plan_takes_the_place_of_model_and_layout(world):

@@ -132,7 +132,7 @@ def compare(kind: str, text: str, microbatches: int = 1, **options: Any) -> floa
         expected += [float(total.detach() / weight), float(norm)]
     run = parallelize(
         a_model(kind, **options), layout, loss=total_and_weight, optimizer=adamw, clip=1.0,
-        microbatches=microbatches,
+        microbatches=microbatches, example=data[0] if layout.pp > 1 else None,
     )  # fmt: skip
     found = []
     for batch in data:
@@ -204,15 +204,23 @@ def own_tables_are_divided_with_the_last_layer(world):
     compare("LlamaForCausalLM", "dp=2,tp=2", tie_word_embeddings=True)
 
 
-def own_pipelines_are_refused(world):
-    model, data = a_model("LlamaForCausalLM"), batches("LlamaForCausalLM")
-    before = {name: each.clone() for name, each in model.state_dict().items()}
-    with pytest.raises(ValueError, match="pp = 2 traces LlamaForCausalLM, but a graph") as caught:
-        parallelize(
-            model, Layout(tp=2, pp=2), loss=total_and_weight, optimizer=adamw, example=data[0]
-        )
-    assert "\n" not in str(caught.value)
-    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+def own_pipelines_of_blocks(world):
+    for kind in MODELS:
+        is_mixture = kind == "MixtralForCausalLM"
+        text = "dp=2,pp=2,zero=2" if is_mixture else "pp=2,tp=2"
+        options = {"experts_implementation": "eager"} if is_mixture else {}
+        with turn(kind=kind, text=text):
+            compare(kind, text, microbatches=2, **options)
+
+
+def own_pipelines_with_sharded_states(world):
+    for text, options in (
+        ("dp=2,pp=2,zero=3", {"tie_word_embeddings": True}),
+        ("dp=2,pp=2,vpp=2,zero=2", {"num_hidden_layers": 4}),
+        ("pp=2,tp=2,schedule=zbv", {"num_hidden_layers": 4}),
+    ):
+        with turn(text=text):
+            compare("LlamaForCausalLM", text, microbatches=4, **options)
 
 
 def own_dropout_is_refused(world):

@@ -1,4 +1,4 @@
-"""All pipeline stages of a model: of a sequence of modules, or of a traced graph."""
+"""All pipeline stages of a model: of a sequence of modules, of blocks, or of a traced graph."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from torch import nn
 from unisono.parallel.divisible import Balanced, Divisible
 from unisono.parallel.layers import LayoutDropout
 from unisono.parallel.run.batch_tree import BatchTree
+from unisono.parallel.run.block_stages import block_stages
 from unisono.parallel.run.model_call import ModelCall
 from unisono.parallel.run.model_stages import ModelStage, is_sequence, stage_count, stage_names
 from unisono.parallel.run.rank_agreement import of_rank_0
+from unisono.parallel.run.repeated_blocks import RepeatedBlocks
 from unisono.parallel.run.traced_call import TracedCall
 from unisono.parallel.run.traced_stages import traced_stages
 from unisono.planner import Layout
@@ -26,13 +28,15 @@ def all_stages(
     call: ModelCall,
     needs_loss: bool,
     is_local: bool = False,
+    blocks: RepeatedBlocks | None = None,
 ) -> list[nn.Module]:
     """Returns the stages of a layout's pipeline; the model itself without a pipeline.
 
     Collective. The stages share the model's parameters. `example`: inputs of a batch, or a batch of
     any nesting, for a model that is not an `nn.Sequential`. `call`: how the model is called.
     `needs_loss`: the model's own loss is its only output that is needed. `is_local`: the example is
-    the batch of one rank of `dp`. Raises `ValueError` if the model cannot be cut.
+    the batch of one rank of `dp`. `blocks`: where the model is cut in place of a graph. Raises
+    `ValueError` if the model cannot be cut.
     """
     if layout.pp == 1:
         return [model]
@@ -45,11 +49,17 @@ def all_stages(
                 f"pp traces {type(model).__name__}, but a graph cannot contain "
                 f"{type(module).__name__}, which knows the layout; an nn.Sequential or pp = 1 works"
             )
-    if layout.zero >= 2:
-        raise ValueError(
-            f"zero = {layout.zero} gathers the weights of one module at a time, but a traced graph "
-            f"has no modules; with pp = {layout.pp}, zero = 1 works"
-        )
+    if blocks is not None:
+        return list(block_stages(model, blocks, stage_count(layout)))
+    first = first_microbatch(example, layout, microbatches=microbatches, is_local=is_local)
+    traced = TracedCall(model, call, first, needs_loss=needs_loss)
+    return list(traced_stages(traced, stage_count(layout)))
+
+
+def first_microbatch(
+    example: Any, layout: Layout, *, microbatches: int, is_local: bool
+) -> BatchTree:
+    """Returns the first microbatch of an example. Raises `ValueError` if it cannot be divided."""
     batch = BatchTree.of(example)
     dp = 1 if is_local else layout.dp
     parts = microbatches * dp
@@ -59,5 +69,4 @@ def all_stages(
             f"samples, got {batch.samples}"
         )
     first = batch.with_tensors([each[: batch.samples // parts] for each in batch.tensors])
-    traced = TracedCall(model, call, BatchTree.of(first), needs_loss=needs_loss)
-    return list(traced_stages(traced, stage_count(layout)))
+    return BatchTree.of(first)

@@ -19,6 +19,7 @@ from unisono.parallel.layers import (
 )
 from unisono.parallel.run.all_stages import all_stages
 from unisono.parallel.run.batch_loss import Loss
+from unisono.parallel.run.blocks_to_cut import blocks_to_cut
 from unisono.parallel.run.built_optimizer import (
     FormerParameters,
     MakeNamedOptimizer,
@@ -139,6 +140,11 @@ def parallelize(
     is_balanced = any(isinstance(each, Balanced) for each in model.modules())
     order = {name: place for place, (name, _) in enumerate(model.named_parameters())}
     trained_names = [name for name, each in model.named_parameters() if each.requires_grad]
+    blocks = on_all_ranks(
+        lambda: blocks_to_cut(
+            planned, model_call, example, microbatches=microbatches, is_local=batch == "local"
+        )
+    )
     divide_model(planned, loss, mesh)
     _check_experts(model, layout)
     on_all_ranks(lambda: tie_again(model, ties))
@@ -150,6 +156,7 @@ def parallelize(
         is_local=batch == "local",
         call=model_call,
         needs_loss=loss is model_loss and weight is None,
+        blocks=blocks,
     )
     own = stages_of_rank(layout, mesh.coordinates["pp"]) if layout.pp > 1 else [0]
     stages = [(number, every[number]) for number in own]

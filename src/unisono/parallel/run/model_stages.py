@@ -92,7 +92,7 @@ def stage_names(model: nn.Module, layout: Layout) -> list[list[str]]:
             f"pp x vpp = {stages} stages need as many modules, but the model has {len(names)}; "
             f"{_fewer_stages(layout, len(names))} works"
         )
-    firsts = cut_stages([_cost(child) for child in children.values()], stages)
+    firsts = cut_stages([cost_of(child) for child in children.values()], stages)
     return [names[a:b] for a, b in zip(firsts, [*firsts[1:], len(names)], strict=True)]
 
 
@@ -105,7 +105,7 @@ def _fewer_stages(layout: Layout, modules: int) -> str:
     return f"dp = {layout.dp * layout.pp} without pp, vpp and schedule"
 
 
-def _cost(module: nn.Module) -> float:
+def cost_of(module: nn.Module) -> float:
     if isinstance(module, nn.Embedding | TokenEmbedding):
         return 0.0
     return float(sum(each.numel() for each in module.parameters() if each.dim() > 1))

@@ -12,7 +12,6 @@ from unisono.parallel.divisible import Divisible
 from unisono.parallel.layers import CrossEntropy, LogitHead, pair_linears, undivided_linear
 from unisono.parallel.run.batch_loss import Loss
 from unisono.parallel.run.divided_activations import last_head, sum_gradients_over_positions
-from unisono.parallel.run.model_stages import is_sequence
 from unisono.parallel.run.parameter_checks import check_parameters
 from unisono.parallel.run.rank_agreement import on_all_ranks
 from unisono.parallel.tensor_plan import ModelPlan, StyleName, plan
@@ -59,12 +58,6 @@ def _plan(
         raise ValueError("parallelize: expected a layout, got none; Layout() is one process")
     else:
         found = plan(model, layout, styles=styles)
-    if found.is_divided and found.layout.pp > 1 and not is_sequence(found.model):
-        raise ValueError(
-            f"pp = {found.layout.pp} traces {type(found.model).__name__}, but a graph cannot "
-            f"contain {found.divided_name}, whose ranks exchange data; tp = 1, pp = 1 or an "
-            "nn.Sequential works"
-        )
     return found
 
 

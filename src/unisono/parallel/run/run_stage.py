@@ -13,6 +13,7 @@ from torch import distributed as dist
 from torch import nn
 
 from unisono.parallel.run.batch_tree import replace_leaves
+from unisono.parallel.run.block_stages import BlockStage
 from unisono.parallel.run.split_backward import add_parameter_gradients, without_inputs
 from unisono.parallel.run.stage_clock import StageClock
 from unisono.parallel.run.stage_messages import Boundary, ResultReceiver, ResultSender
@@ -75,9 +76,9 @@ class RunStage(_Base):  # type: ignore[misc]
         super().__init__(module, number, count, torch.device("cpu"), group)
         self.args_recv_info = {0: ()}  # torch looks here for connections that skip stages
         self.inputs: Sequence[Any] = ()
-        """The inputs of each microbatch of the step, for the first stage."""
+        """The inputs of each microbatch of the step, for stages that call a model with them."""
         self.call: Callable[[nn.Module, Any], Any] | None = None
-        """How the first stage is called with inputs."""
+        """How a model is called with inputs."""
         self._shared, self._microbatches = passes, microbatches
         self._under_way: dict[int, _Passes] = {}
         self._local: dict[int, tuple[list[torch.Tensor], ResultForm]] = {}
@@ -156,11 +157,11 @@ class RunStage(_Base):  # type: ignore[misc]
             finalize_later(True)
         if form is None:
             leaves: list[torch.Tensor] = []
-            result = self._call_first(self.inputs[microbatch])
+            result = self._call_model(self.inputs[microbatch])
         else:
             pairs = zip(arrived, form.tensors, strict=True)
             leaves = [x.detach().requires_grad_(each.needs_gradient) for x, each in pairs]
-            result = self._call(leaves, form)
+            result = self._call(microbatch, leaves, form)
         if self.is_last:
             self._under_way[microbatch] = _Passes(leaves, [])
             return result
@@ -178,8 +179,8 @@ class RunStage(_Base):  # type: ignore[misc]
         self._under_way[microbatch] = _Passes(leaves, results)
         return results, own_form
 
-    def _call_first(self, inputs: Any) -> Any:
-        """Runs the first stage on a copy, because modules may change inputs in place, and
+    def _call_model(self, inputs: Any) -> Any:
+        """Runs the stage on a copy of a batch, because modules may change inputs in place, and
         microbatches share memory."""
         copies: list[torch.Tensor] = []
 
@@ -195,7 +196,7 @@ class RunStage(_Base):  # type: ignore[misc]
         assert self.call is not None
         return self.call(self.submod, values)
 
-    def _call(self, leaves: Sequence[torch.Tensor], form: ResultForm) -> Any:
+    def _call(self, microbatch: int, leaves: Sequence[torch.Tensor], form: ResultForm) -> Any:
         """Runs the stage on leaves of its graph. Modules may change their inputs in place, which
         torch does not permit for leaves."""
         if self._before is None and self._changes_inputs:  # the memory belongs to the stage before
@@ -205,6 +206,9 @@ class RunStage(_Base):  # type: ignore[misc]
         before = [version_of(each) for each in values]
         if isinstance(self.submod, TracedStage):
             result = self.submod(*values)
+        elif isinstance(self.submod, BlockStage):
+            with self.submod.resuming(put_together(form, values)):
+                result = self._call_model(self.inputs[microbatch])
         else:
             result = self.submod(put_together(form, values))
         if self._before is None:

@@ -9,6 +9,7 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
+from unisono.parallel.run.block_stages import BlockStage
 from unisono.parallel.run.divided_regions import NamedBlock, region_fault
 from unisono.parallel.run.gathered_module import GatheredModule
 from unisono.parallel.run.gradient_hooks import GradientHooks
@@ -111,9 +112,12 @@ class StepChecks:
         def check(_: nn.Module, arguments: object, results: object) -> None:
             if torch.is_grad_enabled():
                 handle.remove()
-                self._check(results, arguments)
+                received = (
+                    (arguments, stage.arrived) if isinstance(stage, BlockStage) else arguments
+                )
+                self._check(results, received)
                 if isinstance(results, torch.Tensor):  # others may have values that no loss uses
-                    self._check_regions(results, arguments)
+                    self._check_regions(results, received)
 
         handle = stage.register_forward_hook(check)
 
