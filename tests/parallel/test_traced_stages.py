@@ -189,7 +189,6 @@ def test_refused_layouts() -> None:
             )
         assert "\n" not in str(caught.value)
 
-    refused(Layout(pp=2, dp=2, zero=3), "zero = 3 gathers .* with pp = 2, zero = 1 works")
     refused(Layout(pp=2, dp=2), "a multiple of microbatches x dp = 2 x 2 = 4 samples, got 2")
     refused(Layout(pp=2), r"not TracedDecoder; parallelize\(..., example=inputs\)", example=None)
     dropout = nn.ModuleList([LayoutDropout(0.1, seed=0, site="x")])
