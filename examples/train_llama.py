@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, default_collate
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import unisono
-from unisono.parallel import Layout, model_loss, parallelize
+from unisono.parallel import Layout, Precision, model_loss, parallelize
 
 BATCH, LENGTH, WARM_UP, STEPS_PER_SAVE = 16, 64, 4, 3
 """Sequences of a batch, tokens of a sequence, steps of the warm-up, steps between checkpoints."""
@@ -64,7 +64,7 @@ def train(layout, steps, folder, lost_in_step, dtype):
     run = parallelize(
         llama(), layout, loss=model_loss, batch="local", microbatches=2, clip=1.0,
         optimizer=lambda parameters: torch.optim.AdamW(parameters, 3e-3),
-        example=default_collate(data[: BATCH // layout.dp]),
+        example=default_collate(data[: BATCH // layout.dp]), precision=Precision(computation=dtype),
     )  # fmt: skip
     warm_up = torch.optim.lr_scheduler.LambdaLR(
         run.optimizer, lambda step: min(1.0, (step + 1) / WARM_UP)
@@ -73,15 +73,14 @@ def train(layout, steps, folder, lost_in_step, dtype):
         run.load(folder, {"warm_up": warm_up})
     parts = [own_part(run, step) for step in range(run.steps, steps)]
     losses = {}
-    with torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.bfloat16):
-        for batch in DataLoader(data, batch_sampler=parts):
-            if run.steps == lost_in_step and dist.get_rank() == layout.devices - 1:
-                os.kill(os.getpid(), signal.SIGKILL)
-            losses[run.steps] = float(run.step(batch))
-            warm_up.step()
-            if run.steps % STEPS_PER_SAVE == 0:
-                run.save(folder, {"warm_up": warm_up}, keep=2)
-        loss = float(run.evaluate(default_collate([held_out[i] for i in own_part(run, 0)])))
+    for batch in DataLoader(data, batch_sampler=parts):
+        if run.steps == lost_in_step and dist.get_rank() == layout.devices - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        losses[run.steps] = float(run.step(batch))
+        warm_up.step()
+        if run.steps % STEPS_PER_SAVE == 0:
+            run.save(folder, {"warm_up": warm_up}, keep=2)
+    loss = float(run.evaluate(default_collate([held_out[i] for i in own_part(run, 0)])))
     run.export(folder / "model")
     return losses, loss
 

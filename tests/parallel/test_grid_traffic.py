@@ -14,7 +14,7 @@ from torch import nn
 from unisono.parallel import TransformerModel
 from unisono.parallel.layers import FeedForward, SelfAttention
 from unisono.parallel.rank_grid import RankGrid
-from unisono.parallel.run.predicted_tensor_grid_traffic import grid_elements
+from unisono.parallel.run.predicted_tensor_grid_traffic import grid_elements, grid_sums
 from unisono.planner import (
     Cluster,
     Layout,
@@ -75,8 +75,8 @@ def test_predicted_time_is_that_of_the_elements_of_the_ranks(
     layout = Layout(tp=tp, tensor=kind)
     grid, layers = RankGrid(layout), nn.Sequential(*list(TransformerModel(shape))[1:-1])
     sent = [
-        grid_elements(layers, layout, grid.coordinates(rank), tokens=27 * 16 * 5)
-        for rank in range(tp)
+        count(layers, layout, grid.coordinates(rank), tokens=27 * 16 * 5)
+        for rank, count in product(range(tp), (grid_elements, grid_sums))
     ]
     found = tensor_s(shape, kind, tp, seq=5, samples=27 * 16)
     assert found == pytest.approx(2 * sum(sent) / tp / RATE, rel=1e-12)

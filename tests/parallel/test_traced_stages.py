@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from torch_backend.traced_models import TracedDecoder
-from unisono.parallel import Layout
+from unisono.parallel import Layout, Precision
 from unisono.parallel.layers import LayoutDropout
 from unisono.parallel.run.all_stages import all_stages
 from unisono.parallel.run.batch_tree import BatchTree
@@ -27,7 +27,8 @@ TOKENS = torch.arange(24).reshape(2, 12) % 11
 def cut(model, example, count):
     """Returns the stages of a model that is called with a tensor like `example`."""
     batch = BatchTree.of(example)
-    return traced_stages(TracedCall(model, ModelCall(model), batch, needs_loss=False), count)
+    call = TracedCall(model, ModelCall(model), batch, needs_loss=False)
+    return traced_stages(call, count, Precision())
 
 
 def run_stages(stages, inputs):
@@ -186,6 +187,7 @@ def test_refused_layouts() -> None:
                 microbatches=2,
                 call=ModelCall(model),
                 needs_loss=False,
+                precision=Precision(),
             )
         assert "\n" not in str(caught.value)
 

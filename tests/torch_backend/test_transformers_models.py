@@ -5,17 +5,21 @@ The losses of these models round logits to float32, so results differ by roundin
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("transformers")
 
 import torch
 import transformers
+from torch import distributed as dist
 from torch import nn
 from transformers import BatchEncoding
 
 from cases_in_turn import turn
-from unisono.parallel import Layout, model_loss, parallelize
+from unisono.parallel import Layout, Precision, model_loss, parallelize
 
 pytestmark = [pytest.mark.torch, pytest.mark.optional]
 RANKS = 2
@@ -109,3 +113,65 @@ def own_balance_losses_are_refused(world):
         run.step(batches("MixtralForCausalLM")[0])
     assert "\n" not in str(caught.value)
     run.mesh.close()
+
+
+def own_models_on_meta(world):
+    """Tests models that are made on meta: from an export, and from a seed in all layouts alike."""
+    torch.set_default_dtype(torch.float32)
+    options = {"num_key_value_heads": 2, "tie_word_embeddings": True}
+    found = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(found, src=0)
+    folder, data = Path(found[0]), batches("LlamaForCausalLM")
+
+    def start(model, text, **more):
+        return parallelize(
+            model, Layout.parse(text), loss=model_loss, optimizer=adamw, clip=1.0, **more,
+            example=BatchEncoding(data[0]) if "pp" in text else None,
+        )  # fmt: skip
+
+    def on_meta():
+        with torch.device("meta"):
+            return a_model("LlamaForCausalLM", **options)
+
+    run = start(a_model("LlamaForCausalLM", **options), "dp=2")
+    run.export(folder)
+    expected = [float(run.step(BatchEncoding(each))) for each in data]
+    run.mesh.close()
+    from_seed = []
+    for text in ("dp=2", "dp=2,zero=3", "tp=2", "pp=2"):
+        with turn(text=text):
+            run = start(on_meta(), text, weights=folder)
+            losses = [float(run.step(BatchEncoding(each))) for each in data]
+            assert losses == pytest.approx(expected, rel=BOUND)
+            run.mesh.close()
+            torch.manual_seed(4)
+            run = start(on_meta(), text)
+            from_seed.append([float(run.step(BatchEncoding(each))) for each in data])
+            run.mesh.close()
+    for each in from_seed:
+        assert each == pytest.approx(from_seed[0], rel=BOUND)
+        assert each != pytest.approx(expected, rel=BOUND)
+
+
+def own_computation_in_bfloat16(world):
+    """Tests that the layouts agree up to roundings, and with float32."""
+    torch.set_default_dtype(torch.float32)
+    for kind, options in (
+        ("LlamaForCausalLM", {"num_key_value_heads": 2}), ("BertForMaskedLM", WITHOUT_DROPOUT),
+    ):  # fmt: skip
+        data = batches(kind)
+        texts = ["dp=2", "dp=2,zero=3", "tp=2", "pp=2"]
+        for text in ["exact", *texts, *(["cp=2"] if kind.startswith("Llama") else [])]:
+            with turn(kind=kind, text=text):
+                run = parallelize(
+                    a_model(kind, **options), Layout.parse("dp=2" if text == "exact" else text),
+                    loss=model_loss, optimizer=adamw, clip=1.0, microbatches=2,
+                    example=BatchEncoding(data[0]) if "pp" in text else None,
+                    precision=None if text == "exact" else Precision(computation=torch.bfloat16),
+                )  # fmt: skip
+                found = [float(run.step(BatchEncoding(each))) for each in data]
+                if text == "exact":
+                    expected, norm = found, run.gradient_norm
+                assert found == pytest.approx(expected, rel=0.01)
+                assert run.gradient_norm == pytest.approx(norm, rel=0.05)
+                run.mesh.close()

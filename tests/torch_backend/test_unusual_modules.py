@@ -102,8 +102,9 @@ def own_parameters_without_values(world):
             lazy = nn.Sequential(nn.LazyLinear(WIDTH))
             refused("0.weight: expected a parameter with a shape",
                     lambda text=text, lazy=lazy: a_run(text, lazy))  # fmt: skip
-            empty = nn.Sequential(nn.Linear(WIDTH, WIDTH, device="meta"))
-            refused("0.weight: expected values, got a tensor on the device meta",
+            empty = nn.Sequential(nn.Bilinear(WIDTH, WIDTH, WIDTH, device="meta"))
+            empty[0].reset_parameters = None
+            refused("0.weight: the parameter is on the device meta, and no init_weights",
                     lambda text=text, empty=empty: a_run(text, empty))  # fmt: skip
 
 

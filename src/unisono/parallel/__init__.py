@@ -11,9 +11,10 @@ counts the bytes on each group. `CounterRandom` draws weights and masks that do 
 layout.
 
 `parallelize` divides a model by a layout and returns its `ParallelRun`; with `model_loss`, it
-trains by the loss that the model computes itself. `TransformerModel` with
-`CrossEntropy` is a model that every strategy can divide. `DLRM` is a recommendation model whose
-embedding tables are divided over the ranks; `place_tables` chooses the ranks of each table.
+trains by the loss that the model computes itself, and with `Precision`, in types of 16 bits.
+`TransformerModel` with `CrossEntropy` is a model that every strategy can divide. `DLRM` is a
+recommendation model whose embedding tables are divided over the ranks; `place_tables` chooses the
+ranks of each table.
 """
 
 from typing import TYPE_CHECKING
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from unisono.parallel.layers import CrossEntropy, TransformerModel, draw_weights
     from unisono.parallel.module_shape import model_shape
     from unisono.parallel.parameter_server import LostUpdates, ParameterServer, ParameterServerStats
+    from unisono.parallel.precision import Precision
     from unisono.parallel.rank_grid import RankGrid
     from unisono.parallel.recommendation import (
         DLRM,
@@ -80,6 +82,7 @@ __getattr__ = lazy_names(
             "ParameterServerStats",
         ],
         "unisono.parallel.compression.power_sgd": ["PowerSGD"],
+        "unisono.parallel.precision": ["Precision"],
         "unisono.parallel.rank_grid": ["RankGrid"],
         "unisono.parallel.recommendation": [
             "DLRM",
@@ -127,6 +130,7 @@ __all__ = [
     "PendingSave",
     "PlacedTable",
     "PowerSGD",
+    "Precision",
     "RankGrid",
     "RunBuilder",
     "RunReport",

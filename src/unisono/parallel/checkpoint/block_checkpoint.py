@@ -139,9 +139,12 @@ class BlockCheckpoint:
     """The names of the values that `save_blocks` received as `values`."""
     group: dist.ProcessGroup | None = None
 
-    def problems(self, blocks: Sequence[TensorBlock]) -> list[str]:
-        """Returns the differences between blocks and the tensors of the checkpoint, one each."""
-        found = (_problem(each, self.tensors.get(each.name)) for each in blocks)
+    def problems(self, blocks: Sequence[TensorBlock], *, converts: bool = False) -> list[str]:
+        """Returns the differences between blocks and the tensors of the checkpoint, one each.
+
+        `converts`: floating-point values may have another type, from which they are converted.
+        """
+        found = (_problem(each, self.tensors.get(each.name), converts) for each in blocks)
         return list(dict.fromkeys(each for each in found if each))
 
     def require(self, problems: Sequence[str]) -> None:
@@ -221,13 +224,15 @@ def _in_one_line(verb: str) -> Iterator[None]:
         ) from error
 
 
-def _problem(block: TensorBlock, saved: TensorStorageMetadata | None) -> str:
+def _problem(block: TensorBlock, saved: TensorStorageMetadata | None, converts: bool) -> str:
     """Returns the difference between a block's tensor and a saved tensor; "" if there is none."""
     if saved is None:  # tensors without elements are not saved
         return f"has no tensor {block.name!r}" if math.prod(block.shape) else ""
     if tuple(saved.size) != block.shape:
         return f"{block.name}: expected the shape {block.shape}, got {tuple(saved.size)}"
-    if saved.properties.dtype != block.values.dtype:
+    types = saved.properties.dtype, block.values.dtype
+    is_converted = converts and all(each.is_floating_point for each in types)
+    if types[0] != types[1] and not is_converted:
         return f"{block.name}: expected {block.values.dtype}, got {saved.properties.dtype}"
     return ""
 

@@ -39,6 +39,8 @@ _MOST_RANKS = 10**6
 _SCALARS = f"model-scalars{_SUFFIX}"
 _FILE_BYTES = 5 * 10**9
 """Largest sum of the tensors of a file; a larger tensor has a file of its own."""
+_OPEN_BYTES = 2**26
+"""Bytes of tensors that are read of a file before it is opened again."""
 _TYPES = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16,
     "I32": torch.int32, "I64": torch.int64, "C64": torch.complex64,
@@ -237,14 +239,21 @@ def _problems(
 def _opened(
     files: Mapping[str, Path], names: Mapping[str, str], blocks: Sequence[TensorBlock]
 ) -> Iterator[tuple[Any, TensorBlock]]:
-    """Yields each block with the open file that has its tensor. Opens each file once."""
+    """Yields each block with the open file that has its tensor.
+
+    A file stays open for few bytes: what has been read of it counts as memory of the process.
+    """
     by_file: dict[Path, list[TensorBlock]] = {}
     for each in blocks:
         by_file.setdefault(files[names[each.name]], []).append(each)
     for path, members in by_file.items():
-        with safe_open(path, framework="pt") as file:
-            for each in members:
-                yield file, each
+        waiting = members[::-1]
+        while waiting:
+            with safe_open(path, framework="pt") as file:
+                nbytes = 0
+                while waiting and nbytes < _OPEN_BYTES:
+                    nbytes += math.prod(waiting[-1].shape) * waiting[-1].values.element_size()
+                    yield file, waiting.pop()
 
 
 def _part(file: Any, name: str, block: TensorBlock) -> torch.Tensor:

@@ -61,18 +61,20 @@ class ContextAttention:
 
         `query`: (batch, heads, positions of this rank, head_dim). `key` and `value` may have fewer
         heads; their number divides that of `query`. With several ranks, the tensors must be float32
-        or float64 on the CPU, except under autocast. Raises `ValueError` for others and for other
-        shapes.
+        or float64 on the CPU, except under autocast: then `ulysses` exchanges them as they are, and
+        the other kinds in float32. Raises `ValueError` for others and for other shapes.
         """
         self._check_shapes(query, key, value)
         if self.group is None or self.ranks == 1:
             return whole_attention(query, key, value, is_causal=is_causal)
-        if torch.is_autocast_enabled("cpu"):  # the kernels of blocks need float32
+        is_autocast = torch.is_autocast_enabled("cpu")
+        if is_autocast and not (self.kind == "ulysses" and query.dtype == key.dtype == value.dtype):
+            # the kernels of blocks need float32
             query, key, value = (
                 each.float() if each.dtype in _AUTOCAST_TYPES else each
                 for each in (query, key, value)
             )
-        self._check_division(query, key, value)
+        self._check_division(query, key, value, is_autocast=is_autocast)
         return _ATTENTIONS[self.kind](query, key, value, self.group, is_causal=is_causal)
 
     def _check_shapes(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
@@ -91,9 +93,10 @@ class ContextAttention:
                     f"query and key have, got {tuple(each.shape)}"
                 )
 
-    def _check_division(self, query: torch.Tensor, *keys: torch.Tensor) -> None:
+    def _check_division(self, query: torch.Tensor, *keys: torch.Tensor, is_autocast: bool) -> None:
         found = {(each.dtype, each.device.type) for each in (query, *keys)}
-        if found not in [{(dtype, "cpu")} for dtype in _TYPES]:
+        types = (*_TYPES, *_AUTOCAST_TYPES) if is_autocast else _TYPES
+        if found not in [{(dtype, "cpu")} for dtype in types]:
             names = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in found))
             raise ValueError(
                 f"{self.kind} attention: expected float32 or float64 arrays on the CPU, "

@@ -44,14 +44,21 @@ class FeatureNorm(nn.Module):
         if self.is_centred:
             shape = (self._width,)
             return functional.layer_norm(x, shape, self.weight, self.bias, _LAYER_NORM_EPSILON)
-        return functional.rms_norm(x, (self._width,), self.weight)
+        return functional.rms_norm(x, (self._width,), self.weight, self._epsilon(x))
 
     def _of_parts(self, x: torch.Tensor) -> torch.Tensor:
-        epsilon = _LAYER_NORM_EPSILON if self.is_centred else torch.finfo(x.dtype).eps
+        dtype, epsilon = x.dtype, self._epsilon(x)
+        x = x.to(torch.promote_types(dtype, torch.float32))
         if self.is_centred:  # mean(x^2) - mean(x)^2 would lose digits
             x = x - self._mean(x)
         y = x * (self._mean(x.square()) + epsilon).rsqrt() * self.weight
-        return y if self.bias is None else y + self.bias
+        return (y if self.bias is None else y + self.bias).to(dtype)
+
+    def _epsilon(self, x: torch.Tensor) -> float:
+        """Returns the epsilon: that of bfloat16 would be larger than the squares of activations."""
+        if self.is_centred:
+            return _LAYER_NORM_EPSILON
+        return torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps
 
     def _mean(self, x: torch.Tensor) -> torch.Tensor:
         """Returns the mean over the whole width. The gradient of the mean is the sum of the ranks'

@@ -48,7 +48,7 @@ class MixtureOfExperts(nn.Module):
             raise ValueError(f"capacity_factor: expected a number above 0, got {capacity_factor}")
         self.capacity_factor = capacity_factor
         self.experts, self.top_k, self.hidden = shape.experts, shape.top_k, shape.hidden
-        self.router = nn.Linear(shape.hidden, shape.experts, bias=False)
+        self.router = Router(shape.hidden, shape.experts, bias=False)
         self.routed = Experts(shape, count=shape.experts, ffn=shape.expert_ffn)
         shared_ffn = shape.shared_experts * shape.expert_ffn
         self.shared = Experts(shape, count=1, ffn=shared_ffn) if shared_ffn else None
@@ -90,7 +90,7 @@ class MixtureOfExperts(nn.Module):
         group = mesh.group("tp") if mesh and not mesh.layout.sequence_parallel else None
         own = keep_part(x, group, dim=SEQUENCE)
         with torch.autocast("cpu", enabled=False):  # roundings would choose other experts
-            scores = self.router(own.to(self.router.weight.dtype)).softmax(-1)
+            scores = self.router(own).softmax(-1)
         weights, chosen = scores.topk(self.top_k)
         weights = weights / weights.sum(-1, keepdim=True)
         rows = own.reshape(-1, self.hidden)
@@ -157,6 +157,14 @@ class MixtureOfExperts(nn.Module):
         loss = loss * (self.balance * scale)
         self.auxiliary_loss = self.auxiliary_loss + loss.detach()
         return add_gradient(y, loss)
+
+
+class Router(nn.Linear):
+    """A linear layer that computes in float32 at least, also with inputs and weights of 16 bits."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = torch.promote_types(self.weight.dtype, torch.float32)
+        return functional.linear(x.to(wide), self.weight.to(wide))
 
 
 class Experts(nn.Module):

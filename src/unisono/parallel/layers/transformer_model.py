@@ -183,8 +183,12 @@ class TransformerModel(nn.Sequential):
         layers = [(f"layer{index}", layer(index)) for index in range(shape.layers)]
         head = LogitHead(shape, embedding.weight if shape.tied else None)
         super().__init__(OrderedDict([("embedding", embedding), *layers, ("head", head)]))
-        self.shape = shape
-        draw_weights(self, seed)
+        self.shape, self._seed = shape, seed
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        """Draws the weights again, from the seed."""
+        draw_weights(self, self._seed)
 
 
 def _require_built(shape: Transformer) -> None:
@@ -213,6 +217,8 @@ def draw_weights(model: nn.Module, seed: int) -> None:
     """
     random = CounterRandom(seed)
     for name, parameter in model.named_parameters():
+        if parameter.is_meta:  # it has no memory for values
+            continue
         values = random.normal(name, parameter.shape) * _WEIGHT_SCALE
         if parameter.dim() == 1 and name.endswith("norm.weight"):
             values += 1

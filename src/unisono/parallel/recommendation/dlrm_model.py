@@ -64,7 +64,12 @@ class DLRM(nn.Module):
             shape.tables, width=shape.width, placement=placement, samples=samples
         )
         self.top = _network(shape.top_widths, ends_with_relu=False)
-        draw_weights(self, seed)
+        self._seed = seed
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        """Draws the weights again, from the seed."""
+        draw_weights(self, self._seed)
 
     @property
     def placement(self) -> TablePlacement | None:

@@ -47,7 +47,7 @@ class EmbeddingTables(nn.Module):
         """The ranks of the tables; None if the tables are not divided."""
         self._wanted, self._samples = placement, samples
         self._lookup: DividedLookup | None = None
-        self._rank = 0
+        self._rank, self._item_bytes = 0, 0
 
     def divide(self, mesh: TrainingMesh) -> None:
         """Keeps this rank's parts of the tables.
@@ -83,6 +83,7 @@ class EmbeddingTables(nn.Module):
 
     def forward(self, places: torch.Tensor) -> torch.Tensor:
         bags, weights = self._bags(places), list(self.weights)
+        self._item_bytes = weights[0].element_size()  # a pass may use weights of another type
         if self._lookup is None:
             sums = [sum_bags(*pair) for pair in zip(weights, bags, strict=True)]
         else:
@@ -108,7 +109,7 @@ class EmbeddingTables(nn.Module):
                 self._rank,
                 samples=[even + (rank < extra) for rank in range(placement.ranks)],
                 ids=ids,
-                item_bytes=self.weights[0].element_size(),
+                item_bytes=self._item_bytes or self.weights[0].element_size(),
             )
         return found
 

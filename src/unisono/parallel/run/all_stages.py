@@ -8,6 +8,7 @@ from torch import nn
 
 from unisono.parallel.divisible import Balanced, Divisible
 from unisono.parallel.layers import LayoutDropout
+from unisono.parallel.precision import Precision
 from unisono.parallel.run.batch_tree import BatchTree
 from unisono.parallel.run.block_stages import block_stages
 from unisono.parallel.run.model_call import ModelCall
@@ -27,6 +28,7 @@ def all_stages(
     microbatches: int,
     call: ModelCall,
     needs_loss: bool,
+    precision: Precision,
     is_local: bool = False,
     blocks: RepeatedBlocks | None = None,
 ) -> list[nn.Module]:
@@ -53,7 +55,7 @@ def all_stages(
         return list(block_stages(model, blocks, stage_count(layout)))
     first = first_microbatch(example, layout, microbatches=microbatches, is_local=is_local)
     traced = TracedCall(model, call, first, needs_loss=needs_loss)
-    return list(traced_stages(traced, stage_count(layout)))
+    return list(traced_stages(traced, stage_count(layout), precision))
 
 
 def first_microbatch(

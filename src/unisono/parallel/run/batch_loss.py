@@ -52,6 +52,11 @@ class BatchLoss:
         """The first error of the loss in this step, which the other ranks must learn."""
 
     @property
+    def is_of_model(self) -> bool:
+        """True if the model computes its loss itself."""
+        return self._loss is model_loss
+
+    @property
     def takes_batch(self) -> bool:
         """True if the loss, or its weight, is computed from the batch."""
         return self._loss is not model_loss or self._given is not None

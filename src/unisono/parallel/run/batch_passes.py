@@ -10,8 +10,10 @@ import torch
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
+from unisono.parallel.precision import ComputedWeights, Precision
 from unisono.parallel.run.batch_loss import BatchLoss
 from unisono.parallel.run.batch_parts import BatchPart, Microbatch
+from unisono.parallel.run.batch_tree import replace_leaves
 from unisono.parallel.run.model_call import ModelCall
 from unisono.parallel.run.pass_context import PassContext
 from unisono.parallel.run.pipeline_runner import PipelineRunner
@@ -37,6 +39,7 @@ class BatchPasses:
         checks: StepChecks,
         failure: StepFailure,
         microbatches: int,
+        precision: Precision,
     ) -> None:
         """`call`: how the model is called.
 
@@ -44,7 +47,9 @@ class BatchPasses:
         """
         self._stages, self._mesh, self._call = stages, mesh, call
         self._loss, self._context, self._checks = loss, context, checks
-        self._failure = failure
+        self._failure, self._precision = failure, precision
+        self._weights = ComputedWeights([each for _, each in stages], precision)
+        self._scale = 1.0
         self.clock = StageClock()
         self._runners: dict[int, PipelineRunner] = {}
         self.microbatches = microbatches
@@ -78,11 +83,13 @@ class BatchPasses:
             )
         self.microbatches = microbatches
 
-    def begin(self, part: BatchPart, step: int) -> None:
-        """Prepares the modules for a batch; `step`: the number of steps before."""
+    def begin(self, part: BatchPart, step: int, scale: float) -> None:
+        """Prepares the modules for a batch; `step`: the number of steps before. `scale`: factor of
+        the losses that `train` returns."""
+        self._scale = scale
         if self.pipeline is not None:
             self.pipeline.check(part)
-        self._context.begin(step, part)
+        self._context.begin(step, part, scale)
         self._mesh.sequence = part.sequence
 
     def train(self, part: BatchPart | None) -> list[torch.Tensor]:
@@ -90,18 +97,27 @@ class BatchPasses:
 
         `part`: None if this rank has failed before its passes.
         """
-        with self._checks.passes(), torch.enable_grad():  # a failed rank keeps to the messages
+        losses: list[torch.Tensor] = []
+        # a failed rank keeps to the messages
+        with self._checks.passes(), torch.enable_grad(), self._weights.passing():
             if self.pipeline is not None:  # it sends its messages in any case
-                return self.pipeline.run(part)
-            try:
-                return [] if part is None else self._each(part, self._train_one)
-            except Exception as error:
-                self._failure.note(error)
-        return []
+                losses = self.pipeline.run(part)
+            elif part is not None:
+                try:
+                    losses = self._each(part, self._train_one)
+                except Exception as error:
+                    self._failure.note(error)
+        if self._weights.are_changed:
+            self._checks.faults.note(
+                "a forward pass changed a parameter in place, as embeddings with max_norm do, but "
+                f"passes use copies in {self._precision.computation_type}; change parameters "
+                "between steps; precision = None works"
+            )
+        return losses
 
     def evaluate(self, part: BatchPart | None) -> list[torch.Tensor]:
         """Returns the losses of a batch, of the ranks that have some, without gradients."""
-        with torch.no_grad():
+        with torch.no_grad(), self._weights.passing():
             if self.pipeline is not None:
                 return self.pipeline.evaluate(part)
             try:
@@ -134,8 +150,24 @@ class BatchPasses:
         return self._part_loss(output, each)
 
     def _part_loss(self, output: Any, part: Microbatch) -> torch.Tensor:
-        """Returns what this output adds to the loss of the whole batch."""
+        """Returns what this output adds to the loss of the whole batch, scaled."""
+        output = self._converted(output)
         with self._context.autocast.forward():
             loss = self._loss.part(output, part)
         self._checks.check_loss(loss, output, part.targets)
-        return loss
+        if self._precision.is_narrow:  # a sum of parts needs more bits than a part
+            loss = loss.to(torch.promote_types(loss.dtype, torch.float32))
+        return loss if self._scale == 1 else loss * self._scale
+
+    def _converted(self, output: Any) -> Any:
+        """Returns an output in the type that the loss receives. A loss that the model has computed
+        itself needs no other output."""
+        dtype = self._precision.output_type
+        if dtype is None or self._loss.is_of_model:
+            return output
+
+        def converted(_: str, leaf: Any) -> Any:
+            is_float = isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+            return leaf.to(dtype) if is_float else leaf
+
+        return replace_leaves(output, converted)

@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 
 import torch
-from torch import distributed as dist
 from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 from unisono.parallel.data_parallelism.flat_parameters import FlatSpan
 from unisono.parallel.data_parallelism.parameter_block import block_of
+from unisono.parallel.precision import Precision
 from unisono.parallel.rank_grid import GROUPS
 from unisono.parallel.run.gathered_module import CallOrder, GatheredModule, copy_views
 from unisono.parallel.run.gathered_units import gathered_units
@@ -25,6 +25,7 @@ from unisono.parallel.run.parameter_sets import (
     replicas,
     shard_name,
     sum_elements,
+    sum_over,
     sum_traffic,
 )
 from unisono.parallel.run.sum_of_squares import sum_of_squares
@@ -33,7 +34,11 @@ from unisono.parallel.training_mesh import TrainingMesh
 
 
 def shard_modules(
-    root: nn.Module, mesh: TrainingMesh, order: CallOrder, kept: Collection[nn.Parameter] = ()
+    root: nn.Module,
+    mesh: TrainingMesh,
+    order: CallOrder,
+    precision: Precision,
+    kept: Collection[nn.Parameter] = (),
 ) -> list[GatheredModule]:
     """Splits the parameters of a stage across their groups, separately for each gathered unit.
 
@@ -43,7 +48,8 @@ def shard_modules(
     Gradients of the others are summed while backward runs. ZeRO-2 keeps the whole weights between
     forward and backward, and ZeRO-3 gathers them again. In a pipeline, both keep the whole weights
     and gradients of a stage during the step: the passes of a schedule that splits the backward pass
-    need the gathered parameters before they begin.
+    need the gathered parameters before they begin. Parameters are gathered in the type of
+    computation.
 
     Returns the modules whose parameters are split; `order` notes their calls.
     """
@@ -65,7 +71,7 @@ def shard_modules(
         parts += [(each, "shard") for each in [*units, root]]
     marks = {name: vars(each) for name, each in root.named_parameters()}
     found = [
-        _shard(module, name, mesh, whole, order)
+        _shard(module, name, mesh, whole, order, precision)
         for module, name in parts
         if module is root or any(each not in whole for each in _unsplit(module))
     ]
@@ -89,6 +95,7 @@ def _shard(
     mesh: TrainingMesh,
     whole: set[nn.Parameter],
     order: CallOrder,
+    precision: Precision,
 ) -> GatheredModule | None:
     """Splits the parameters of a module that are not split yet across a group, except `whole`.
 
@@ -107,11 +114,25 @@ def _shard(
         reshard_after_forward=mesh.layout.zero == 3 and mesh.layout.pp == 1,
         shard_placement_fn=lambda each: Shard(_dim_to_split(each, ranks)),
         ignored_params=whole,
+        mp_policy=_policy([each for each in _unsplit(module) if each not in whole], precision),
     )
     module.register_forward_hook(outputs.put_together)
     sharded.set_gradient_divide_factor(1.0)
     sharded.set_force_sum_reduction_for_comms(True)
     return GatheredModule(sharded, order, is_pipelined=mesh.layout.pp > 1)
+
+
+def _policy(parameters: Sequence[nn.Parameter], precision: Precision) -> MixedPrecisionPolicy:
+    """Returns torch's words for the precision of parameters, of which those that are trained have
+    one type. The modules convert their inputs themselves."""
+    if precision.computation_type is None and precision.reduction is None:
+        return MixedPrecisionPolicy()
+    kept = next((each.dtype for each in parameters if each.requires_grad), torch.float32)
+    return MixedPrecisionPolicy(
+        param_dtype=precision.computation_type,
+        reduce_dtype=precision.reduced(kept),
+        cast_forward_inputs=False,
+    )
 
 
 def _of_other_types(parameters: Sequence[nn.Parameter]) -> set[nn.Parameter]:
@@ -145,11 +166,12 @@ class FullyShardedSet:
         held: Sequence[HeldParameter],
         mesh: TrainingMesh,
         modules: Sequence[GatheredModule],
+        precision: Precision,
     ) -> None:
         """Requires split parameters (`DTensor`) with equal groups (`summed_over`, `held_by`) and
         equal ties. `modules`: those that gather the parameters."""
         block = held[0].block
-        self._mesh = mesh
+        self._mesh, self._precision = mesh, precision
         self.held = held
         owners = {each: module for module in modules for each in module.parameters}
         self._modules = [owners[each.values] for each in held]
@@ -169,6 +191,10 @@ class FullyShardedSet:
         pairs = zip(self.trained, self.held, strict=True)
         return [(array, groups.get(held.values)) for array, held in pairs]
 
+    def _reduced(self, held: HeldParameter) -> torch.dtype:
+        """Returns the type in which the gradient of a parameter is summed."""
+        return self._precision.reduced(held.values.dtype)
+
     def _gradients(self) -> list[torch.Tensor]:
         return [_local(each.values.grad) for each in self.held if each.values.grad is not None]
 
@@ -187,11 +213,11 @@ class FullyShardedSet:
             for each, module in zip(self.held, self._modules, strict=True)
         ]
         forget_gradients(self.held, [not each.values.requires_grad for each in self.held])
-        for _, group in self._others:
-            for held in self.held if group is not None else ():
-                if held.values.grad is None:  # other ranks of the group may have one
-                    held.values.grad = torch.zeros_like(held.values)
-                dist.all_reduce(_local(held.values.grad), group=group)
+        groups = [group for _, group in self._others if group is not None]
+        for held in self.held if groups else ():
+            if held.values.grad is None:  # other ranks of the group may have one
+                held.values.grad = torch.zeros_like(held.values)
+            sum_over(groups, _local(held.values.grad), self._reduced(held))
         for held, trained in zip(self.held, self.trained, strict=True):
             if held.values is not trained:
                 trained.data = _local(held.values)  # torch moves shards at the first forward pass
@@ -233,9 +259,10 @@ class FullyShardedSet:
         scattered = 0
         summed: Counter[tuple[GatheredModule, int]] = Counter()
         for each, module in zip(self.held, self._modules, strict=True):
-            part, item = _part_elements(each.values, len(ranks)), each.values.element_size()
-            times = min(rounds, module.calls)
-            scattered += times * (gathers + each.values.requires_grad) * part * item
+            part, item = _part_elements(each.values, len(ranks)), self._reduced(each).itemsize
+            gathered = self._precision.computed(each.values.dtype).itemsize
+            both = gathers * gathered + each.values.requires_grad * item
+            scattered += min(rounds, module.calls) * part * both
             summed[module, item] += part * each.values.requires_grad
         place = replicas.index(self._mesh.rank)
         between_replicas = sum(
@@ -245,17 +272,19 @@ class FullyShardedSet:
         return {
             self._shard: (len(ranks) - 1) * scattered,
             "dp_replicate": between_replicas,
-        } | sum_traffic(self._others, [_local(each.values) for each in self.held])
+        } | sum_traffic(
+            self._others, [(_local(each.values), self._reduced(each)) for each in self.held]
+        )
 
 
-def gather_traffic(stage: nn.Module, mesh: TrainingMesh) -> dict[str, float]:
+def gather_traffic(stage: nn.Module, mesh: TrainingMesh, precision: Precision) -> dict[str, float]:
     """Returns the bytes that a rank sends to gather the weights of a stage once, by group."""
     found: Counter[str] = Counter()
     for each in stage.parameters():
         if isinstance(each, DTensor):
             name = (each.device_mesh.mesh_dim_names or ("shard",))[-1]
             ranks = len(mesh.ranks(name))
-            found[name] += _gather_bytes(each, ranks)
+            found[name] += _gather_bytes(each, ranks, precision)
     return dict(found)
 
 
@@ -264,6 +293,7 @@ def frozen_traffic(
     modules: Sequence[GatheredModule],
     mesh: TrainingMesh,
     microbatches: int,
+    precision: Precision,
 ) -> dict[str, float]:
     """Returns the bytes that a rank sends in a step to gather frozen parameters, by group.
 
@@ -276,7 +306,7 @@ def frozen_traffic(
             module, name = owners[held.values], shard_name(held.block)
             again = mesh.layout.zero == 3 and mesh.layout.pp == 1 and module.is_gathered_again
             times = min(microbatches if mesh.layout.pp == 1 else 1, module.calls)
-            sent = _gather_bytes(held.values, len(mesh.ranks(name)))
+            sent = _gather_bytes(held.values, len(mesh.ranks(name)), precision)
             found[name] += times * (1 + again) * sent
     return dict(found)
 
@@ -292,9 +322,10 @@ def _local(parameter: torch.Tensor) -> torch.Tensor:
     return parameter.to_local()
 
 
-def _gather_bytes(parameter: nn.Parameter, ranks: int) -> int:
+def _gather_bytes(parameter: nn.Parameter, ranks: int, precision: Precision) -> int:
     """Returns the bytes that a rank sends to gather a parameter that is split over the ranks."""
-    return (ranks - 1) * _part_elements(parameter, ranks) * parameter.element_size()
+    item = precision.computed(parameter.dtype).itemsize
+    return (ranks - 1) * _part_elements(parameter, ranks) * item
 
 
 def _part_elements(parameter: nn.Parameter, ranks: int) -> int:
@@ -306,7 +337,10 @@ def _part_elements(parameter: nn.Parameter, ranks: int) -> int:
 
 
 def make_fully_sharded_sets(
-    held: Sequence[HeldParameter], mesh: TrainingMesh, modules: Sequence[GatheredModule]
+    held: Sequence[HeldParameter],
+    mesh: TrainingMesh,
+    modules: Sequence[GatheredModule],
+    precision: Precision,
 ) -> list[ParameterSet]:
     """Returns the sets of parameters of a layout with ZeRO stage 2 or 3.
 
@@ -320,5 +354,5 @@ def make_fully_sharded_sets(
             continue
         key = (each.block.summed_over, each.block.held_by, each.tie)
         found.setdefault(key, []).append(each)
-    sets = [FullyShardedSet(members, mesh, modules) for members in found.values()]
-    return [*sets, *make_sets(whole, mesh)]
+    sets = [FullyShardedSet(members, mesh, modules, precision) for members in found.values()]
+    return [*sets, *make_sets(whole, mesh, precision)]

@@ -14,6 +14,7 @@ from torch.distributed.fsdp import FSDPModule
 from unisono.parallel.run.recomputation import is_in_reentrant_backward
 from unisono.parallel.run.unused_output import tensors_in
 from unisono.torch_backend import (
+    even_out_gradients,
     forget_forward_passes,
     is_in_backward,
     is_view,
@@ -164,6 +165,8 @@ class GatheredModule:
             whole = whole_parameter(each)
             if whole is not None and whole.grad is not None:
                 self.used.add(each.sharded_param)
+        if not self._is_alone:
+            even_out_gradients(group)
         leave(*arguments)
 
 

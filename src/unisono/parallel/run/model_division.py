@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 from torch import distributed as dist
@@ -17,6 +18,8 @@ from unisono.parallel.layers import (
     MixtureOfExperts,
     SelfAttention,
 )
+from unisono.parallel.meta_weights import InitialValues, give_memory
+from unisono.parallel.precision import Precision, cast_inputs, convert_parameters
 from unisono.parallel.run.all_stages import all_stages
 from unisono.parallel.run.batch_loss import Loss
 from unisono.parallel.run.blocks_to_cut import blocks_to_cut
@@ -48,7 +51,7 @@ from unisono.parallel.run.parameter_checks import check_loss_parameters
 from unisono.parallel.run.parameter_sets import Group, HeldParameter, ParameterSet, make_sets
 from unisono.parallel.run.planned_division import divide_model, plan_of_all_ranks
 from unisono.parallel.run.rank_agreement import on_all_ranks
-from unisono.parallel.run.run_weights import ModelFiles
+from unisono.parallel.run.run_weights import ModelFiles, RunWeights
 from unisono.parallel.run.step_checks import StepChecks
 from unisono.parallel.run.tied_parameters import (
     Tie,
@@ -80,6 +83,8 @@ def parallelize(
     weight: Callable[..., Any] | None = None,
     batch: Literal["global", "local"] = "global",
     styles: Mapping[str, StyleName] | None = None,
+    precision: Precision | None = None,
+    weights: Path | str | None = None,
 ) -> ParallelRun:
     """Divides a model over the ranks of torch's default group, and returns its training run.
 
@@ -97,6 +102,10 @@ def parallelize(
     gradients together, to which a larger norm is clipped. `example`: what `step` will receive first
     (inputs, or a batch of any nesting), for `pp` and a model that is not an `nn.Sequential`. Hooks
     of parameters (`register_hook`) are called once in a step, with the gradient of the whole batch.
+    `precision`: the types of weights, activations and sums of gradients. `weights`: a file of
+    safetensors, or a folder of them, of which each rank reads its part. Without it, a model on the
+    device meta gets the values of its own `init_weights`, or of the `reset_parameters` of its
+    modules, as in one process with the generator of rank 0; a rank has memory for its part only.
     The axes of a layout can divide:
 
     - `dp`, and ZeRO by `layout.zero`: any model.
@@ -121,6 +130,7 @@ def parallelize(
         loss = run.step(inputs, targets)
     """
     _check_values(microbatches, clip, batch)
+    types = Precision() if precision is None else precision
     check_functions(optimizer, named_optimizer)
     given = None if weight is None else LossWeight(weight)
     planned = plan_of_all_ranks(model, layout, styles)
@@ -133,9 +143,7 @@ def parallelize(
     files = ModelFiles.of(model)
     model_call = make_call(model, call, mesh, owns_loss=loss is model_loss and weight is None)
     former, hooks = FormerParameters(model), take_hooks(model)
-    own_memory(model)
-    for tensor in [*model.parameters(), *model.buffers()]:
-        dist.broadcast(tensor.detach(), src=0)
+    initial = _share_values(model, types)
     ties = find_ties(model)
     is_balanced = any(isinstance(each, Balanced) for each in model.modules())
     order = {name: place for place, (name, _) in enumerate(model.named_parameters())}
@@ -148,6 +156,7 @@ def parallelize(
     divide_model(planned, loss, mesh)
     _check_experts(model, layout)
     on_all_ranks(lambda: tie_again(model, ties))
+    cast_inputs(model, types)
     every = all_stages(
         model,
         layout,
@@ -157,6 +166,7 @@ def parallelize(
         call=model_call,
         needs_loss=loss is model_loss and weight is None,
         blocks=blocks,
+        precision=types,
     )
     own = stages_of_rank(layout, mesh.coordinates["pp"]) if layout.pp > 1 else [0]
     stages = [(number, every[number]) for number in own]
@@ -164,7 +174,10 @@ def parallelize(
     groups = tie_groups(holders, mesh)
     twice = held_twice(holders, layout)
     calls = CallOrder()
-    sets, frozen, gathered = _divide_states(stages, mesh, ties, order, groups, calls, twice)
+    sets, frozen, gathered = _divide_states(stages, mesh, ties, order, groups, calls, twice, types)
+    values = _filled(
+        RunWeights(sets, frozen, [each for _, each in stages], mesh, files), initial, weights
+    )
     gradient_hooks = on_all_ranks(lambda: GradientHooks(hooks, sets, mesh))
     held = [each for found in sets for each in found.held]
     built = on_all_ranks(lambda: build_optimizer(optimizer, named_optimizer, held, frozen, former))
@@ -192,7 +205,7 @@ def parallelize(
         groups=names_of_groups,
         gathered=gathered,
         calls=calls,
-        files=files,
+        weights=values,
         checks=checks,
         loss=loss,
         is_balanced=is_balanced,
@@ -202,7 +215,30 @@ def parallelize(
         call=model_call,
         weight=given,
         is_local=batch == "local",
+        precision=types,
     )
+
+
+def _share_values(model: nn.Module, precision: Precision) -> InitialValues:
+    """Gives all ranks the values of rank 0, in the type of the precision; returns how those on the
+    device meta are computed. Collective."""
+    initial = on_all_ranks(lambda: InitialValues(model))
+    initial.require_equal()
+    on_all_ranks(lambda: convert_parameters(model, precision))
+    own_memory(model)
+    for tensor in [*model.parameters(), *model.buffers()]:
+        if not tensor.is_meta:
+            dist.broadcast(tensor.detach(), src=0)
+    return initial
+
+
+def _filled(values: RunWeights, initial: InitialValues, weights: Path | str | None) -> RunWeights:
+    """Gives what was on the device meta values, and all weights those of a file. Collective."""
+    if initial.exist:
+        on_all_ranks(lambda: values.compute(initial, has_file=weights is not None))
+    if weights is not None:
+        values.load(Path(weights))
+    return values
 
 
 def _check_values(microbatches: int, clip: float | None, batch: str) -> None:
@@ -273,6 +309,7 @@ def _divide_states(
     groups: Mapping[str, Group],
     calls: CallOrder,
     twice: Collection[str],
+    precision: Precision,
 ) -> tuple[Sequence[ParameterSet], Sequence[HeldParameter], Sequence[GatheredModule]]:
     """Divides parameters, gradients and optimizer states as the layout's ZeRO stage says.
 
@@ -280,20 +317,20 @@ def _divide_states(
     trained parameters, the frozen parameters, and the modules that gather parameters.
     """
     held = _held(_named(stages, ties, order), groups)
+    blocks = {each.name: each for each in held}
     modules: list[GatheredModule] = []
     if mesh.layout.zero >= 2:
-        blocks = {each.name: each for each in held}
         whole = {each.values for each in held if each.name in twice}
         for _, stage in stages:
-            modules += shard_modules(stage, mesh, calls, whole)
-        held = [
-            replace(blocks[name], values=values) for name, values in _named(stages, ties, order)
-        ]
+            modules += shard_modules(stage, mesh, calls, precision, whole)
+    give_memory([stage for _, stage in stages])
+    held = [replace(blocks[name], values=values) for name, values in _named(stages, ties, order)]
     trained = [each for each in held if each.values.requires_grad]
     frozen = [each for each in held if not each.values.requires_grad]
     if mesh.layout.zero >= 2:
-        return make_fully_sharded_sets(trained, mesh, modules), frozen, modules
-    return make_sets(trained, mesh), frozen, modules
+        sets = make_fully_sharded_sets(trained, mesh, modules, precision)
+        return sets, frozen, modules
+    return make_sets(trained, mesh, precision), frozen, modules
 
 
 def _named(

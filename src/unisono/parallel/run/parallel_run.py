@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from unisono.parallel.precision import LossScaler, Precision
 from unisono.parallel.run.batch_loss import BatchLoss, Loss
 from unisono.parallel.run.batch_parts import BatchPart, data_parallel_rank
 from unisono.parallel.run.batch_passes import BatchPasses
@@ -24,7 +25,7 @@ from unisono.parallel.run.run_end import RunEnd
 from unisono.parallel.run.run_files import RunFiles
 from unisono.parallel.run.run_report import RunReport
 from unisono.parallel.run.run_timeline import RunTimeline
-from unisono.parallel.run.run_weights import ModelFiles, RunWeights
+from unisono.parallel.run.run_weights import RunWeights
 from unisono.parallel.run.step_agreement import StepAgreement
 from unisono.parallel.run.step_batches import NO_TARGETS, StepBatches
 from unisono.parallel.run.step_checks import StepChecks
@@ -54,7 +55,7 @@ class ParallelRun(RunFiles):
         groups: Sequence[Sequence[str]],
         gathered: Sequence[GatheredModule],
         calls: CallOrder,
-        files: ModelFiles,
+        weights: RunWeights,
         checks: StepChecks,
         loss: Loss,
         is_balanced: bool,
@@ -64,10 +65,11 @@ class ParallelRun(RunFiles):
         call: ModelCall,
         weight: LossWeight | None,
         is_local: bool,
+        precision: Precision,
     ) -> None:
         """`names`: the trained parameters of the whole model. `groups`: those of each group of the
         optimizer. `gathered`: the modules that gather parameters, and `calls` their order.
-        `files`: what an export needs to know of the whole model. `checks`: those of a step.
+        `weights`: those of this rank, for exports. `checks`: those of a step.
         `is_balanced`: a stage, perhaps of another rank, has balance losses. `call`: how the model
         is called. `weight`: that of a part's loss. `is_local`: each rank of `dp` passes its own
         part of a batch.
@@ -84,6 +86,7 @@ class ParallelRun(RunFiles):
         """Norm of all gradients of the last step, before clipping."""
         self.step_s: list[float] = []
         """Seconds of each step."""
+        self._scaler = LossScaler(precision)
         modules = [stage for _, stage in stages]
         kept = LossState(loss, modules)
         self._roots = [*modules, *(module for _, module in kept.modules)]
@@ -98,6 +101,7 @@ class ParallelRun(RunFiles):
             watching=self._loss.watching,
             again=call.again,
             is_pipeline=layout.pp > 1,
+            precision=precision,
         )
         self._agreement, self._checks = StepAgreement(), checks
         self._failure = StepFailure(layout, stages)
@@ -111,6 +115,7 @@ class ParallelRun(RunFiles):
             checks=checks,
             failure=self._failure,
             microbatches=microbatches,
+            precision=precision,
         )
         self._ends = StepEnd(
             sets,
@@ -120,10 +125,13 @@ class ParallelRun(RunFiles):
             agreement=self._agreement,
             checks=checks,
             balanced=self._context.balanced,
+            scaler=self._scaler,
         )
         super().__init__(
-            RunCheckpoints(sets, frozen, modules, optimizer, groups, mesh, kept),
-            RunWeights(sets, frozen, modules, mesh, files),
+            RunCheckpoints(
+                sets, frozen, modules, optimizer, groups, mesh, kept, precision, self._scaler
+            ),
+            weights,
             RunEnd(mesh),
             loaded=lambda: checks.kept.note(optimizer),
         )
@@ -138,6 +146,7 @@ class ParallelRun(RunFiles):
             groups=groups,
             gathered=gathered,
             passes=self._passes,
+            precision=precision,
         )
         comm = default_communicator()
         assert comm is not None, "a mesh needs the backend unisono"
@@ -156,6 +165,17 @@ class ParallelRun(RunFiles):
         """Number of ranks that process different samples."""
         return self.mesh.layout.dp
 
+    @property
+    def loss_scale(self) -> float:
+        """The factor of the next step's losses, which `Precision(computation=torch.float16)`
+        chooses; 1 for other precisions."""
+        return self._scaler.factor
+
+    @property
+    def skipped_steps(self) -> int:
+        """Number of steps that changed no weights, because a gradient of float16 overflowed."""
+        return self._scaler.skipped
+
     def step(
         self, inputs: Any, targets: Any = NO_TARGETS, *, microbatches: int | None = None
     ) -> torch.Tensor:
@@ -171,7 +191,7 @@ class ParallelRun(RunFiles):
         `batch="local"`, each rank of `dp` passes a part of its own, and the whole batch is these
         parts, one after the other. The loss equals that of one process with the whole batch, plus
         the balance losses of experts. Under `torch.autocast`, forward passes and the loss use
-        autocast.
+        autocast. With float16, a step whose gradients overflow changes no weights.
 
         Raises `ValueError` for sizes that the layout cannot divide, under `torch.no_grad`, and on
         all ranks if they passed different batches or if the loss cannot be computed in parts.
@@ -272,7 +292,8 @@ class ParallelRun(RunFiles):
             self._passes.divide(count)
             self._checks.divide(self.mesh.layout.pp * self._parts())
         part = self._batches.divide(inputs, targets, count)
-        self._passes.begin(part, self.steps)
+        self._context.autocast.require_one()
+        self._passes.begin(part, self.steps, self._scaler.factor if trains else 1.0)
         if trains:
             self._timeline.step = self.steps + 1
             for each in self.sets:
@@ -298,7 +319,8 @@ class ParallelRun(RunFiles):
             )
             total, self.gradient_norm = found
         begin_ns = time.monotonic_ns()
-        self.optimizer.step()
+        if self._scaler.accepts(self.gradient_norm):
+            self.optimizer.step()
         self._timeline.optimizer(begin_ns)
         with self._timeline.exchange("parameters", nbytes):
             for each in self.sets:

@@ -8,7 +8,7 @@ from torch.nn.parameter import is_lazy
 
 
 def check_parameters(model: nn.Module) -> None:
-    """Raises `ValueError` for parameters and buffers without values or without a dense array."""
+    """Raises `ValueError` for parameters and buffers without a shape or without a dense array."""
     for name, values in [*model.named_parameters(), *model.named_buffers()]:
         if is_lazy(values):
             raise ValueError(
@@ -19,11 +19,6 @@ def check_parameters(model: nn.Module) -> None:
             raise ValueError(
                 f"{name}: expected a dense tensor, got the layout {values.layout}; "
                 "values.to_dense() works"
-            )
-        if values.is_meta:
-            raise ValueError(
-                f"{name}: expected values, got a tensor on the device meta; make the model on the "
-                "CPU, or call model.to_empty(device='cpu') and draw its weights"
             )
 
 

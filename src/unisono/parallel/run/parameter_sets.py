@@ -12,6 +12,7 @@ from torch import nn
 
 from unisono.parallel.data_parallelism.flat_parameters import FlatParameters, FlatSpan
 from unisono.parallel.data_parallelism.parameter_block import ParameterBlock
+from unisono.parallel.precision import Precision
 from unisono.parallel.rank_grid import GROUPS
 from unisono.parallel.run.divided_spans import divide_spans, skip_ranges
 from unisono.parallel.run.sum_of_squares import sum_of_squares
@@ -106,9 +107,10 @@ class ParameterSet(Protocol):
 class _FlatSet:
     """Parameters whose weights and gradients are views of two flat arrays."""
 
-    def __init__(self, held: Sequence[HeldParameter], *, parts: int) -> None:
+    def __init__(self, held: Sequence[HeldParameter], precision: Precision, *, parts: int) -> None:
         """All parameters must have the same groups (`summed_over`, `held_by`), tie and type."""
         self.held = held
+        self._reduced = precision.reduced(held[0].values.dtype)
         self._names = [each.name for each in held]
         self.trained = [each.values for each in held]
         self.spans: Sequence[FlatSpan] = ()
@@ -144,9 +146,11 @@ class WholeSet(_FlatSet):
     The gradients are views of one flat array, so one all_reduce sums them.
     """
 
-    def __init__(self, held: Sequence[HeldParameter], mesh: TrainingMesh) -> None:
+    def __init__(
+        self, held: Sequence[HeldParameter], mesh: TrainingMesh, precision: Precision
+    ) -> None:
         """All parameters must have the same groups (`summed_over`, `held_by`), tie and type."""
-        super().__init__(held, parts=1)
+        super().__init__(held, precision, parts=1)
         block = held[0].block
         self._summed_over = block.summed_over
         self._group = mesh.group(block.summed_over)
@@ -166,9 +170,7 @@ class WholeSet(_FlatSet):
         if self._has_skipped:
             attach_gradients(self.spans, self._flat.gradient)
             self._has_skipped = False
-        for group in (self._tie, self._group):
-            if group is not None:
-                dist.all_reduce(self._flat.gradient, group=group)
+        sum_over([self._tie, self._group], self._flat.gradient, self._reduced)
 
     def skip(self, unused: Sequence[bool], optimizer: torch.optim.Optimizer) -> None:
         self._has_skipped = True
@@ -185,7 +187,7 @@ class WholeSet(_FlatSet):
 
     def traffic(self, microbatches: int) -> dict[str, float]:
         groups = [("pp", self._tie), (self._summed_over, self._group)]
-        return sum_traffic(groups, [self._flat.gradient])
+        return sum_traffic(groups, [(self._flat.gradient, self._reduced)])
 
 
 class ShardedSet(_FlatSet):
@@ -194,13 +196,15 @@ class ShardedSet(_FlatSet):
     The optimizer must update the arrays of `merge`.
     """
 
-    def __init__(self, held: Sequence[HeldParameter], mesh: TrainingMesh) -> None:
+    def __init__(
+        self, held: Sequence[HeldParameter], mesh: TrainingMesh, precision: Precision
+    ) -> None:
         """All parameters must have the same groups (`summed_over`, `held_by`), tie and type."""
         block = held[0].block
         shard = shard_name(block)
         self._shard, self._group = shard, mesh.group(shard)
         ranks, rank = len(mesh.ranks(shard)), mesh.ranks(shard).index(mesh.rank)
-        super().__init__(held, parts=ranks)
+        super().__init__(held, precision, parts=ranks)
         self._begin, self._end = self._flat.part(rank)
         self._part = self._flat.weights[self._begin : self._end]
         self._gradient = self._part.new_empty(0)
@@ -216,16 +220,15 @@ class ShardedSet(_FlatSet):
 
     def reduce(self) -> None:
         self._flat.collect()
-        gradient = self._gradient = torch.empty_like(self._part)
-        if self._tie is not None:
-            dist.all_reduce(self._flat.gradient, group=self._tie)
+        sum_over([self._tie], self._flat.gradient, self._reduced)
+        summed = self._flat.gradient.to(self._reduced)
+        gradient = torch.empty_like(self._part, dtype=self._reduced)
         if self._group is None:
-            gradient.copy_(self._flat.gradient)
+            gradient.copy_(summed)
         else:
-            reduce_scatter_single(gradient, self._flat.gradient, group=self._group)
-        for _, group in self._others:
-            if group is not None:
-                dist.all_reduce(gradient, group=group)
+            reduce_scatter_single(gradient, summed, group=self._group)
+        sum_over([group for _, group in self._others], gradient, self._reduced)
+        gradient = self._gradient = gradient.to(self._part.dtype)
         attach_gradients(self.spans, gradient, begin=self._begin)
 
     def squares(self) -> float:
@@ -242,8 +245,13 @@ class ShardedSet(_FlatSet):
             all_gather_single(self._flat.weights, self._part, group=self._group)
 
     def traffic(self, microbatches: int) -> dict[str, float]:
-        moved = sum_traffic([("pp", self._tie), (self._shard, self._group)], [self._flat.gradient])
-        return moved | sum_traffic(self._others, [self._part])
+        tie, kept = self._tie, self._part.dtype
+        found = sum_traffic([("pp", tie)], [(self._flat.gradient, self._reduced)])
+        if self._group is not None:  # a sum and a gather of weights, each in its own type
+            ranks = dist.get_world_size(self._group)
+            both = self._reduced.itemsize + kept.itemsize
+            found[self._shard] = (ranks - 1) * self._part.numel() * both
+        return found | sum_traffic(self._others, [(self._part, self._reduced)])
 
 
 def attach_gradients(spans: Sequence[FlatSpan], gradient: torch.Tensor, *, begin: int = 0) -> None:
@@ -260,12 +268,23 @@ def forget_gradients(held: Sequence[HeldParameter], unused: Sequence[bool]) -> N
             each.values.grad = None
 
 
+def sum_over(groups: Sequence[Group], values: torch.Tensor, dtype: torch.dtype) -> None:
+    """Adds the values of the ranks of each group, in a type that may differ from their own."""
+    present = [group for group in groups if group is not None]
+    shared = values.to(dtype) if present else values
+    for group in present:
+        dist.all_reduce(shared, group=group)
+    if shared is not values:
+        values.copy_(shared)
+
+
 def sum_traffic(
-    groups: Sequence[tuple[str, Group]], summed: Sequence[torch.Tensor]
+    groups: Sequence[tuple[str, Group]], summed: Sequence[tuple[torch.Tensor, torch.dtype]]
 ) -> dict[str, float]:
     """Returns, for each group, the bytes that this rank sends to sum the tensors over the group.
 
-    A sum is an all_reduce, or a reduce_scatter and an all_gather.
+    A sum is an all_reduce, or a reduce_scatter and an all_gather. `summed`: each tensor with the
+    type in which it is sent.
     """
     found: dict[str, float] = {}
     for name, group in groups:
@@ -273,8 +292,8 @@ def sum_traffic(
             continue
         ranks, rank = dist.get_world_size(group), dist.get_rank(group)
         found[name] = sum(
-            sum_elements(values.numel(), ranks=ranks, rank=rank) * values.element_size()
-            for values in summed
+            sum_elements(values.numel(), ranks=ranks, rank=rank) * dtype.itemsize
+            for values, dtype in summed
         )
     return found
 
@@ -306,11 +325,13 @@ def replicas(held: HeldParameter, mesh: TrainingMesh) -> int:
     return copies * len(mesh.ranks(held.block.held_by))
 
 
-def make_sets(held: Sequence[HeldParameter], mesh: TrainingMesh) -> list[ParameterSet]:
+def make_sets(
+    held: Sequence[HeldParameter], mesh: TrainingMesh, precision: Precision
+) -> list[ParameterSet]:
     """Returns the sets of parameters of a layout with ZeRO stage 0 or 1, in parameter order."""
     kind: type[ShardedSet | WholeSet] = ShardedSet if mesh.layout.zero == 1 else WholeSet
     found: dict[tuple[object, ...], list[HeldParameter]] = {}
     for each in held:
         key = (each.block.summed_over, each.block.held_by, each.tie, each.values.dtype)
         found.setdefault(key, []).append(each)
-    return [kind(members, mesh) for members in found.values()]
+    return [kind(members, mesh, precision) for members in found.values()]

@@ -9,6 +9,7 @@ from torch import nn
 
 from unisono.parallel.divisible import Balanced
 from unisono.parallel.layers import BatchPlace, LayoutDropout
+from unisono.parallel.precision import Precision
 from unisono.parallel.run.batch_parts import BatchPart, Microbatch
 from unisono.parallel.run.recomputation import without_second_count
 from unisono.parallel.run.step_autocast import StepAutocast
@@ -26,6 +27,7 @@ class PassContext:
         watching: Callable[[], AbstractContextManager[None] | None],
         again: Callable[[], AbstractContextManager[None] | None],
         is_pipeline: bool,
+        precision: Precision,
     ) -> None:
         """`loss`: the modules of the loss, with names. `watching`: makes a context of each forward
         pass, if it needs one; `again`: of each backward pass. `is_pipeline`: the passes of several
@@ -36,7 +38,7 @@ class PassContext:
         roots = [("", stage) for _, stage in stages]
         roots += [(f"loss.{name}" if name else "loss", module) for name, module in loss]
         self.written = WrittenBuffers(roots, is_pipeline=is_pipeline)
-        self.autocast = StepAutocast()
+        self.autocast = StepAutocast(precision)
         self._watching, self._watching_again = watching, again
         self._place = BatchPlace()
         self._microbatches: Sequence[Microbatch] = ()
@@ -45,13 +47,14 @@ class PassContext:
             if isinstance(module, LayoutDropout):
                 module.place = self._place
 
-    def begin(self, step: int, part: BatchPart) -> None:
-        """Begins a step with this rank's part of a batch."""
+    def begin(self, step: int, part: BatchPart, scale: float) -> None:
+        """Begins a step with this rank's part of a batch. `scale`: factor of all losses."""
         self._place.step, self._microbatches = step, part.microbatches
         self.written.begin()
         for module in self.balanced:
             module.reset_auxiliary()
-        self._balance_scales = [1 / part.samples if each.own else 0.0 for each in part.microbatches]
+        one = scale / part.samples
+        self._balance_scales = [one if each.own else 0.0 for each in part.microbatches]
 
     def forward(self, number: int) -> AbstractContextManager[None]:
         """Prepares the forward pass of a microbatch, and returns its context."""

@@ -33,26 +33,34 @@ def grid_elements(
     *,
     tokens: int,
 ) -> float:
-    """Returns the elements that a rank sends in a microbatch's forward and backward pass.
+    """Returns the elements of activations and weights that a rank sends in a microbatch's passes.
 
     `tokens`: number of tokens of the microbatch.
 
     `place`: the rank's coordinates on the axes of the mesh.
     """
-    kind = _Cube if layout.tensor == "3d" else _Planes
-    grid = kind(layout, place, tokens=tokens)
-    elements = 0.0
+    grid, elements = _grid(layout, place, tokens), 0.0
     for module in stage.modules():
-        if isinstance(module, FeatureNorm):
-            sums = _NORM_SUMS if module.is_centred else _NORM_SUMS // 2
-            elements += grid.sums(sums)
-        elif isinstance(module, TokenEmbedding):
+        if isinstance(module, TokenEmbedding):
             elements += grid.look_up(module)
-        elif isinstance(module, LogitHead):
-            elements += grid.sums(_LOSS_SUMS)
         for linears, is_last in _products(module):
             elements += grid.product(linears, is_last=is_last)
     return elements
+
+
+def grid_sums(stage: nn.Module, layout: Layout, place: Mapping[str, int], *, tokens: int) -> float:
+    """Returns the elements of norms and losses that a rank sends in the passes of a microbatch."""
+    grid, elements = _grid(layout, place, tokens), 0.0
+    for module in stage.modules():
+        if isinstance(module, FeatureNorm):
+            elements += grid.sums(_NORM_SUMS if module.is_centred else _NORM_SUMS // 2)
+        elif isinstance(module, LogitHead):
+            elements += grid.sums(_LOSS_SUMS)
+    return elements
+
+
+def _grid(layout: Layout, place: Mapping[str, int], tokens: int) -> _Grid:
+    return (_Cube if layout.tensor == "3d" else _Planes)(layout, place, tokens=tokens)
 
 
 def _products(module: nn.Module) -> Iterator[tuple[list[nn.Linear], bool]]:

@@ -23,11 +23,12 @@ from unisono.parallel.layers import (
     TokenEmbedding,
     linear_pairs,
 )
+from unisono.parallel.precision import Precision
 from unisono.parallel.run.fully_sharded_set import gather_traffic
 from unisono.parallel.run.measured_schedule import MessageBytes
 from unisono.parallel.run.model_stages import stage_count, stages_of_rank
 from unisono.parallel.run.parameter_sets import ParameterSet, sum_elements
-from unisono.parallel.run.predicted_tensor_grid_traffic import grid_elements
+from unisono.parallel.run.predicted_tensor_grid_traffic import grid_elements, grid_sums
 from unisono.parallel.run.stage_messages import HEADER_BYTES
 from unisono.parallel.tensor_plan import divided_modules
 from unisono.parallel.training_mesh import TrainingMesh
@@ -52,6 +53,8 @@ class StepSize:
     microbatches: tuple[MicrobatchSize, ...]
     item_bytes: int
     """Bytes of an element of an activation."""
+    wide_bytes: int
+    """Bytes of an element of a loss, of a router's scores, and of keys in a divided sequence."""
     parts: tuple[MicrobatchPart, ...]
     """Inputs and sample counts of this rank's microbatches."""
     regathers: Mapping[int, int] = field(default_factory=dict)
@@ -66,6 +69,7 @@ def predicted_bytes(
     sets: Sequence[ParameterSet],
     mesh: TrainingMesh,
     size: StepSize,
+    precision: Precision,
 ) -> dict[str, float]:
     """Returns the bytes that this rank sends, under the group names of `TrainingMesh.bytes_sent`.
 
@@ -76,13 +80,13 @@ def predicted_bytes(
         for name, sent in each.traffic(len(size.microbatches)).items():
             found[mesh.counted_as(name)] += sent
     for number, stage in stages:
-        for name, sent in gather_traffic(stage, mesh).items():
+        for name, sent in gather_traffic(stage, mesh, precision).items():
             found[mesh.counted_as(name)] += sent * size.regathers.get(number, 0)
         if number + 1 in _neighbours(number, mesh):
             found[mesh.counted_as("pp")] += HEADER_BYTES
         for each_size in size.microbatches:
-            for axis, elements in _elements(stage, mesh, each_size):
-                found[mesh.counted_as(axis)] += elements * size.item_bytes
+            for axis, sent in _exchanged(stage, mesh, each_size, size):
+                found[mesh.counted_as(axis)] += sent
             if mesh.group("pp") is not None:
                 found[mesh.counted_as("pp")] += _pipeline(number, stage, mesh, each_size, size)
         for sums, gathers in _exchanges(stage):
@@ -106,16 +110,17 @@ def _exchanges(stage: nn.Module) -> Iterator[tuple[Sequence[TensorSize], Sequenc
         yield divided.sums, divided.gathers
 
 
-def _elements(
-    stage: nn.Module, mesh: TrainingMesh, size: MicrobatchSize
+def _exchanged(
+    stage: nn.Module, mesh: TrainingMesh, size: MicrobatchSize, step: StepSize
 ) -> Iterator[tuple[str, float]]:
-    """Yields the elements that a rank sends on `tp` and `cp` in the forward and backward pass of a
+    """Yields the bytes that a rank sends on `tp` and `cp` in the forward and backward pass of a
     microbatch through a stage.
     """
     if mesh.group("tp") is not None:
-        yield "tp", _tensor(stage, mesh, size)
+        yield "tp", _tensor(stage, mesh, size) * step.item_bytes
+        yield "tp", _tensor_sums(stage, mesh, size) * step.wide_bytes
     if mesh.group("cp") is not None:
-        yield "cp", _context(stage, mesh, size)
+        yield "cp", _context(stage, mesh, size, step)
 
 
 def _rest(ranks: int) -> float:
@@ -129,7 +134,7 @@ def _sum(count: int, mesh: TrainingMesh, name: str) -> int:
 
 
 def _tensor(stage: nn.Module, mesh: TrainingMesh, size: MicrobatchSize) -> float:
-    """Returns the elements sent on `tp` in the forward and backward pass of a microbatch."""
+    """Returns the elements of activations sent on `tp` in the passes of a microbatch."""
     layout, elements, hidden = mesh.layout, 0.0, _hidden(stage)
     if layout.tensor != "1d":
         return grid_elements(stage, layout, mesh.coordinates, tokens=size.tokens)
@@ -144,24 +149,36 @@ def _tensor(stage: nn.Module, mesh: TrainingMesh, size: MicrobatchSize) -> float
         elif isinstance(module, TokenEmbedding):
             elements += both
         elif isinstance(module, MixtureOfExperts):
-            elements += _sum(size.samples * module.experts, mesh, "tp")  # loads (balance loss)
             if not layout.sequence_parallel:  # gathers results forward, gradients backward
                 elements += 2 * _rest(layout.tp) * padded * hidden
-            if module.capacity_factor is not None:  # gathers chosen experts
-                elements += _rest(layout.tp) * padded * module.top_k
         elif isinstance(module, LogitHead):
             elements += both
-            if module.keeps_parts:
-                elements += 3 * _sum(size.tokens, mesh, "tp")
-            else:
+            if not module.keeps_parts:
                 longest = -(-module.vocab // layout.tp)
                 elements += (layout.tp - 1) * longest * size.tokens
     return elements
 
 
-def _context(stage: nn.Module, mesh: TrainingMesh, size: MicrobatchSize) -> float:
-    """Returns the elements sent on `cp` in the forward and backward pass of a microbatch."""
+def _tensor_sums(stage: nn.Module, mesh: TrainingMesh, size: MicrobatchSize) -> float:
+    """Returns the elements of losses, routers and norms sent on `tp` in the passes of a
+    microbatch."""
     layout, elements = mesh.layout, 0.0
+    if layout.tensor != "1d":
+        return grid_sums(stage, layout, mesh.coordinates, tokens=size.tokens)
+    padded = -(-mesh.sequence // layout.tp) * layout.tp * size.samples
+    for module in stage.modules():
+        if isinstance(module, MixtureOfExperts):
+            elements += _sum(size.samples * module.experts, mesh, "tp")  # loads (balance loss)
+            if module.capacity_factor is not None:  # gathers chosen experts
+                elements += _rest(layout.tp) * padded * module.top_k
+        elif isinstance(module, LogitHead) and module.keeps_parts:
+            elements += 3 * _sum(size.tokens, mesh, "tp")
+    return elements
+
+
+def _context(stage: nn.Module, mesh: TrainingMesh, size: MicrobatchSize, step: StepSize) -> float:
+    """Returns the bytes sent on `cp` in the forward and backward pass of a microbatch."""
+    layout, elements, heads_moved = mesh.layout, 0.0, 0.0
     ranks, parts, tokens = layout.cp, layout.tensor_grid.column, size.tokens
     if layout.tensor != "1d":  # the grid also splits samples
         tokens //= layout.tp // parts
@@ -182,8 +199,9 @@ def _context(stage: nn.Module, mesh: TrainingMesh, size: MicrobatchSize) -> floa
             kv_heads = module.kv_heads // parts
             # heads of keys and values are repeated until the ranks divide them
             copies = lcm(kv_heads, ranks) // kv_heads
-            elements += 2 * _rest(ranks) * 2 * (wide + copies * narrow)
-    return elements
+            heads_moved += 2 * _rest(ranks) * 2 * (wide + copies * narrow)
+    # attention to blocks of keys computes in float32, and to all positions of a head as usual
+    return elements * step.wide_bytes + heads_moved * step.item_bytes
 
 
 def _experts(stage: nn.Module, mesh: TrainingMesh, size: StepSize) -> float:

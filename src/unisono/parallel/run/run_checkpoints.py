@@ -22,6 +22,7 @@ from unisono.parallel.checkpoint import (
     save_blocks,
     staged_blocks,
 )
+from unisono.parallel.precision import LossScaler, Precision
 from unisono.parallel.run.async_saves import AsyncSaves
 from unisono.parallel.run.extra_state import ExtraState
 from unisono.parallel.run.hyperparameters import (
@@ -58,8 +59,11 @@ class RunCheckpoints:
         groups: Names,
         mesh: TrainingMesh,
         loss: LossState,
+        precision: Precision,
+        scaler: LossScaler,
     ) -> None:
         """`groups`: the names of the parameters of each group of the optimizer."""
+        self._converts, self._scaler = precision != Precision(), scaler
         self._sets, self._frozen, self._modules = sets, frozen, modules
         self._optimizer, self._groups, self._mesh = optimizer, groups, mesh
         self._loss, self._extra = loss, ExtraState(mesh)
@@ -101,6 +105,7 @@ class RunCheckpoints:
         states = self._state_blocks()
         groups = save_groups(self._optimizer, self._groups)
         facts = {"steps": steps, "groups": groups, "kinds": self._kinds(), **given.facts}
+        facts["scaler"] = self._scaler.state()
         return self._model_blocks() + self._loss.written() + states, given.values, facts
 
     def load(self, folder: Path, extra: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
@@ -128,6 +133,7 @@ class RunCheckpoints:
         checkpoint.load(blocks + states)
         for group, found in zip(self._optimizer.param_groups, values, strict=True):
             set_values(group, found)
+        self._scaler.load(checkpoint.extra.get("scaler", {}))
         return int(checkpoint.extra["steps"]), given
 
     def _model_blocks(self) -> list[TensorBlock]:
@@ -154,7 +160,7 @@ class RunCheckpoints:
         states = saved_states(checkpoint.tensors)
         known |= {state_name(name, each) for name, found in states.items() for each in found}
         others = [name for name in checkpoint.tensors if name not in known]
-        problems = checkpoint.problems(model)
+        problems = checkpoint.problems(model, converts=self._converts)
         problems += [f"has {name!r}, which this model does not have" for name in others]
         return problems
 
@@ -174,11 +180,13 @@ class RunCheckpoints:
             for name, states in expected.items()
             if name in saved and saved[name] != states
         ]
-        if own and not saved and checkpoint.extra["steps"] > 0:
+        taken = checkpoint.extra["steps"] - checkpoint.extra.get("scaler", {}).get("skipped", 0)
+        if own and not saved and taken > 0:
             name, states = next(iter(own.items()))
             problems.append(f"{name}: expected the optimizer states {_text(states)}, got none")
         of_saved = {state_name(name, each) for name, states in saved.items() for each in states}
-        return problems or checkpoint.problems([b for b in blocks if b.name in of_saved])
+        fitting = [each for each in blocks if each.name in of_saved]
+        return problems or checkpoint.problems(fitting, converts=self._converts)
 
     def _kinds(self) -> list[list[str]]:
         """Returns the parameters of all ranks, divided by their scalar states. Collective.

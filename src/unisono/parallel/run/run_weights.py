@@ -12,6 +12,7 @@ from torch import nn
 
 from unisono.parallel import checkpoint
 from unisono.parallel.checkpoint import TensorBlock
+from unisono.parallel.meta_weights import InitialValues
 from unisono.parallel.run.parameter_sets import HeldParameter, ParameterSet
 from unisono.parallel.run.run_state import model_blocks
 from unisono.parallel.run.tied_parameters import find_ties
@@ -71,6 +72,11 @@ class RunWeights:
     def load(self, path: Path) -> None:
         """Fills this rank's part from files of safetensors. Collective."""
         checkpoint.load_safetensors(path, self._blocks(), others=self._files.other_names)
+
+    def compute(self, initial: InitialValues, *, has_file: bool) -> None:
+        """Fills this rank's part with the values of the model's initializers. Collective.
+        `has_file`: a file has those of parameters and persistent buffers."""
+        initial.fill(self._blocks(), self._modules, has_file=has_file)
 
     def _blocks(self) -> list[TensorBlock]:
         return model_blocks(self._sets, self._frozen, self._modules, self._mesh)

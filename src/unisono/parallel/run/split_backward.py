@@ -99,7 +99,17 @@ def _add_gradients_of_group(group: dict[str, Any], *, is_kept: bool) -> None:
         for handle in handles:
             handle.remove()
     for node, gradient in zip(group["params"], found, strict=True):
-        if node.variable.grad is None:
-            node.variable.grad = gradient.clone()  # parameters that are added share its memory
+        parameter = _parameter_of(node)
+        if parameter.grad is None:
+            # parameters that are added share its memory
+            parameter.grad = gradient.to(parameter.dtype, copy=True)
         else:
-            node.variable.grad += gradient
+            parameter.grad += gradient
+
+
+def _parameter_of(node: Any) -> torch.Tensor:
+    """Returns the parameter of a node that torch takes for its end of the graph. A copy of the
+    parameter in another type ends in the node of the conversion."""
+    end = node if hasattr(node, "variable") else node.next_functions[0][0]
+    found: torch.Tensor = end.variable
+    return found

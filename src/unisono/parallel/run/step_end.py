@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from unisono.parallel.divisible import Balanced
+from unisono.parallel.precision import LossScaler
 from unisono.parallel.run.batch_loss import BatchLoss
 from unisono.parallel.run.parameter_sets import ParameterSet
 from unisono.parallel.run.parameter_uses import ParameterUses
@@ -32,10 +33,13 @@ class StepEnd:
         agreement: StepAgreement,
         checks: StepChecks,
         balanced: Sequence[Balanced],
+        scaler: LossScaler,
     ) -> None:
-        """`balanced`: the modules of this rank with balance losses."""
+        """`balanced`: the modules of this rank with balance losses. `scaler`: that of the losses
+        and gradients of a step."""
         self._sets, self._mesh, self._uses, self._loss = sets, mesh, uses, loss
         self._agreement, self._checks, self._balanced = agreement, checks, balanced
+        self._scaler = scaler
 
     def call_hooks(self, *, is_failed: bool) -> bool:
         """Calls the hooks of parameters; returns True if it has scaled the gradients. Collective.
@@ -45,7 +49,7 @@ class StepEnd:
         return self._checks.hooks.call(
             is_failed=is_failed,
             weight=self._own_weight(),
-            scale=lambda weight: self._multiply(self._loss.factor(weight)),
+            scale=lambda weight: self._multiply(self._loss.factor(weight) / self._scaler.factor),
         )
 
     def trained(
@@ -74,11 +78,11 @@ class StepEnd:
         self._uses.skip_unused(counts[len(agreed) :], optimizer)
         self._checks.kept.note(optimizer)
         factor = self._loss.factor(weight)
-        rest = 1.0 if is_scaled else factor
+        rest = 1.0 if is_scaled else factor / self._scaler.factor
         norm = math.sqrt(squares) * abs(rest)
         clipping = 1.0 if clip is None else clip / (norm + _NORM_EPSILON)
         self._multiply(min(clipping, 1) * rest)
-        return self._mean(total, factor), norm
+        return self._mean(total / self._scaler.factor, factor), norm
 
     def evaluated(self, losses: Sequence[torch.Tensor], error: Exception | None) -> torch.Tensor:
         """Returns the loss over all ranks. Collective. `error`: that of this rank."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
+from unisono.parallel.precision import Precision
 from unisono.parallel.run.batch_parts import BatchPart
 from unisono.parallel.run.batch_passes import BatchPasses
 from unisono.parallel.run.fully_sharded_set import frozen_traffic
@@ -41,12 +42,14 @@ class StepFigures:
         groups: Sequence[Sequence[str]],
         gathered: Sequence[GatheredModule],
         passes: BatchPasses,
+        precision: Precision,
     ) -> None:
         """`groups`: the parameters of each group of the optimizer. `gathered`: the modules that
         gather parameters."""
         self._stages, self._sets, self._frozen, self._mesh = stages, sets, frozen, mesh
         self._optimizer, self._groups = optimizer, groups
         self._gathered, self._clock, self._passes = gathered, passes.clock, passes
+        self._precision = precision
 
     @property
     def _pipeline(self) -> PipelineRunner | None:
@@ -80,10 +83,12 @@ class StepFigures:
 
     def _predicted_bytes(self, part: BatchPart) -> dict[str, float]:
         size = self._size(part)
-        found = defaultdict(float, predicted_bytes(self._stages, self._sets, self._mesh, size))
-        gathers = frozen_traffic(self._frozen, self._gathered, self._mesh, len(size.microbatches))
+        mesh, precision = self._mesh, self._precision
+        found = defaultdict(float, predicted_bytes(self._stages, self._sets, mesh, size, precision))
+        count = len(size.microbatches)
+        gathers = frozen_traffic(self._frozen, self._gathered, mesh, count, precision)
         for name, sent in gathers.items():
-            found[self._mesh.counted_as(name)] += sent
+            found[mesh.counted_as(name)] += sent
         return dict(found)
 
     def _result_bytes(self) -> dict[int, MessageBytes]:
@@ -97,16 +102,24 @@ class StepFigures:
 
     def _size(self, part: BatchPart) -> StepSize:
         held = [*self._frozen, *(each for found in self._sets for each in found.held)]
+        kept = (held[0].values if held else torch.empty(0)).dtype
         return StepSize(
             microbatches=tuple(
                 MicrobatchSize(tokens=each.passed * each.positions, samples=each.passed)
                 for each in part.microbatches
             ),
-            item_bytes=(held[0].values if held else torch.empty(0)).element_size(),
+            item_bytes=self._precision.computed(kept).itemsize,
+            wide_bytes=self._wide(kept).itemsize,
             parts=part.parts(),
             regathers=self._pipeline.regathers() if self._pipeline else {},
             result_bytes=self._result_bytes(),
         )
+
+    def _wide(self, kept: torch.dtype) -> torch.dtype:
+        """Returns the type of losses, routers and attention over divided sequences."""
+        computed = self._precision.computed(kept)
+        narrow = self._precision.is_narrow
+        return torch.promote_types(computed, torch.float32) if narrow else computed
 
     def passes(self) -> dict[str, TaskRun]:
         """Returns the passes of rank 0's pipeline, measured and predicted."""

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from unisono.parallel.precision import Precision, traced_weights
 from unisono.parallel.run.batch_tree import BatchTree
 from unisono.parallel.run.graph_cuts import choose_cuts
 from unisono.parallel.run.graph_dropout import leave_out_dropout
@@ -21,6 +22,7 @@ from unisono.parallel.run.graph_operations import GraphOperations, memory_of, wr
 from unisono.parallel.run.rank_agreement import of_rank_0
 from unisono.parallel.run.traced_call import TracedCall, TracedOutput
 from unisono.parallel.run.traced_graph import trace
+from unisono.torch_backend import own_buffers, own_parameters
 
 
 class TracedStage(fx.GraphModule):
@@ -73,7 +75,7 @@ class TracedStage(fx.GraphModule):
         return found
 
 
-def traced_stages(call: TracedCall, stages: int) -> list[TracedStage]:
+def traced_stages(call: TracedCall, stages: int, precision: Precision) -> list[TracedStage]:
     """Cuts a model into stages with similar numbers of FLOPs. No weight is copied.
     Collective.
 
@@ -82,7 +84,11 @@ def traced_stages(call: TracedCall, stages: int) -> list[TracedStage]:
     cut.
     """
     model = call.module()
-    traced = trace(model, *call.example.tensors)
+    with traced_weights(model, precision) as weights:
+        traced = trace(model, *call.example.tensors)
+    for module in traced.module.modules():
+        for own in (own_parameters(module), own_buffers(module)):
+            own.update({key: weights.get(each, each) for key, each in own.items()})
     operations = GraphOperations.of(traced)
     costs, crossing = operations.costs(), operations.crossing_bytes()
     firsts = of_rank_0(lambda: choose_cuts(costs, crossing, stages))

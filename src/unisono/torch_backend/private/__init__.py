@@ -36,6 +36,7 @@ from unisono.torch_backend.private.group_tables import (
 )
 from unisono.torch_backend.private.modules import (
     drop_probability,
+    even_out_gradients,
     forget_forward_passes,
     forget_meshes,
     has_hooks,
@@ -46,8 +47,10 @@ from unisono.torch_backend.private.modules import (
     own_children,
     own_parameters,
     pipeline_stage_base,
+    reset_of,
     skip_message_setup,
     split_groups,
+    use_present_weights,
     whole_parameter,
 )
 from unisono.torch_backend.private.placeholders import (
@@ -101,6 +104,7 @@ __all__ = [
     "current_stream_handle",
     "device_types",
     "drop_probability",
+    "even_out_gradients",
     "flatten",
     "forget_forward_passes",
     "forget_meshes",
@@ -135,6 +139,7 @@ __all__ = [
     "replace_function",
     "replace_logging_data",
     "replace_reading_of_profiles",
+    "reset_of",
     "run_after_backward",
     "saved_by",
     "serve_device",
@@ -145,6 +150,7 @@ __all__ = [
     "storage_number",
     "storage_uses",
     "unflatten",
+    "use_present_weights",
     "version_of",
     "whole_parameter",
     "with_gradient_hooks",

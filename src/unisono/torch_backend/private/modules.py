@@ -36,6 +36,19 @@ def own_parameters(module: Any) -> dict[str, Any]:
     return found
 
 
+def use_present_weights(module: Any) -> None:
+    """Makes a recurrent module use its present parameters, which it also keeps in a list."""
+    if isinstance(module, torch.nn.RNNBase):
+        own = module._parameters
+        module._flat_weights = [own.get(name) for name in module._flat_weights_names]
+
+
+def reset_of(module: Any) -> Any:
+    """Returns the method by which a module draws its own parameters; None if it has none."""
+    found = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
+    return found if callable(found) else None
+
+
 def own_buffers(module: Any) -> dict[str, Any]:
     """Returns the table in which a module keeps its own buffers by name; some may be None."""
     found: dict[str, Any] = module._buffers
@@ -100,6 +113,21 @@ def whole_parameter(parameter: Any) -> Any:
     gather.
     """
     return getattr(parameter, "_unsharded_param", None)
+
+
+def even_out_gradients(group: Any) -> None:
+    """Gives the gathered parameters of a group gradients of one type, before they are summed.
+
+    Several microbatches add gradients up in the type of the sums. A parameter that no microbatch
+    used, or only the last one, has none of this type, and torch refuses a mixture.
+    """
+    found = [each.unsharded_accumulated_grad for each in group.fsdp_params]
+    dtype = next((each.dtype for each in found if each is not None), None)
+    for each in group.fsdp_params if dtype is not None else ():
+        whole = whole_parameter(each)
+        if each.unsharded_accumulated_grad is None and whole is not None and whole.requires_grad:
+            gradient = torch.zeros_like(whole) if whole.grad is None else whole.grad
+            each.unsharded_accumulated_grad, whole.grad = gradient.to(dtype), None
 
 
 def forget_meshes() -> None:
