@@ -59,6 +59,7 @@ def require_equal(make):
         lambda: nn.Sequential(nn.Embedding(7, 4, padding_idx=2), nn.LayerNorm(4)),
         lambda: nn.Sequential(nn.Conv2d(3, 4, 2), nn.BatchNorm2d(4), nn.GroupNorm(2, 4)),
         lambda: nn.MultiheadAttention(8, 2),
+        lambda: nn.Linear(400, 300, dtype=torch.bfloat16),  # memory of its own
         lambda: nn.Transformer(8, 2, 1, 1, 16, batch_first=True),
         lambda: nn.LSTM(4, 5, num_layers=2, proj_size=3),
         lambda: nn.ModuleList([nn.Bilinear(2, 3, 4), nn.PReLU(), nn.EmbeddingBag(5, 2)]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,7 @@ _OVERWRITE = frozenset(
 )  # fmt: skip
 """Functions that set all values of their first argument, whatever these were."""
 _CPU = torch.device("cpu")
+_LEAST_BYTES = 2**17
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,7 +109,7 @@ class InitializerWatch(TorchFunctionMode):
                     "modules were drawn, but no rank keeps a whole model; expected initializers "
                     "that set a module's weights once, or weights="
                 )
-            self._memory[number] = torch.empty_like(known.tensor, device=_CPU)
+            self._memory[number] = _memory_like(known.tensor)
         real = self._memory[number]
         if _is_whole(x, known.tensor):
             return real
@@ -121,6 +123,17 @@ class InitializerWatch(TorchFunctionMode):
                 self.written.add(known.name)
                 self._take(known.name, values)
         self._memory.clear()
+
+
+def _memory_like(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns memory for the values of a tensor, which goes back to the system when it is freed.
+
+    The C library would keep what large tensors of changing sizes leave.
+    """
+    if tensor.nbytes < _LEAST_BYTES or not tensor.is_contiguous():
+        return torch.empty_like(tensor, device=_CPU)
+    memory = mmap.mmap(-1, tensor.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=tensor.dtype).view(tensor.shape)
 
 
 def _is_whole(x: torch.Tensor, tensor: torch.Tensor) -> bool:
