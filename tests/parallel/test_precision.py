@@ -132,3 +132,14 @@ def test_parameters_are_converted() -> None:
     assert model.weight.dtype == torch.float64
     with pytest.raises(ValueError, match=re.escape("weight is kept in float16, whose")):
         convert_parameters(model.half(), Precision(computation=torch.float16))
+
+
+def test_changes_of_copies_are_noticed() -> None:
+    table = nn.Embedding(4, 3, max_norm=0.1)
+    weights = ComputedWeights([table], BF16)
+    with weights.passing():
+        pass
+    assert not weights.are_changed
+    with weights.passing():
+        table(torch.tensor([1, 2]))
+    assert weights.are_changed

@@ -466,3 +466,73 @@ def own_refusals(world):
         parallelize(
             half_model().half(), Layout(dp=4), loss=mse_loss, optimizer=sgd, precision=half()
         )
+
+
+def own_hooks_get_unscaled_gradients(world):
+    torch.set_default_dtype(torch.float32)
+    found = []
+    for init_scale in (1.0, 2.0**10):
+        norms: list[float] = []
+        model = half_model()
+        model[0].weight.register_hook(lambda each, norms=norms: norms.append(float(each.norm())))
+        run = parallelize(
+            model, Layout(dp=4), loss=mse_loss, optimizer=sgd, precision=half(init_scale=init_scale)
+        )
+        run.step(*half_batches()[0])
+        found.append((*norms, run.gradient_norm))
+        run.mesh.close()
+    assert len(found[0]) == 2 and found[0] == pytest.approx(found[1], rel=0.01)
+
+
+class Partial(nn.Module):
+    """Has a parameter that no pass uses, in a module with others."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.used, self.unused = nn.Linear(6, 6), nn.Parameter(torch.ones(8, 8))
+
+    def forward(self, x):
+        return torch.tanh(self.used(x))
+
+
+def own_unused_parameters(world):
+    torch.set_default_dtype(torch.float32)
+    inputs = half_batches()[0][0]
+    found = []
+    for text in ("dp=4", "dp=4,zero=3", "dp=2,pp=2,zero=3", "dp=2,pp=2,zero=2"):
+        with turn(text=text):
+            torch.manual_seed(2)
+            run = parallelize(
+                nn.Sequential(Partial(), Partial()), Layout.parse(text), loss=mse_loss,
+                optimizer=lambda parameters: torch.optim.SGD(parameters, 0.1, weight_decay=0.5),
+                microbatches=4, precision=BF16,
+            )  # fmt: skip
+            found.append([float(run.step(inputs, inputs)) for _ in range(2)])
+            held = {each.name: each for group in run.sets for each in group.held}
+            if "0.unused" in held:
+                values, _ = rank_block(run, held["0.unused"])
+                assert torch.equal(values, torch.ones_like(values))  # not decayed
+            run.mesh.close()
+    assert all(each == pytest.approx(found[0], rel=LOSS_BOUND) for each in found)
+
+
+class Bessel(nn.Linear):
+    def forward(self, x):
+        y = super().forward(x)
+        return y * torch.special.bessel_j0(y.detach())
+
+
+def own_functions_without_the_type(world):
+    torch.set_default_dtype(torch.float32)
+    inputs = half_batches()[0][0]
+    for text in ("dp=4", "dp=4,zero=3", "pp=4"):
+        run = parallelize(
+            nn.Sequential(*(Bessel(6, 6) for _ in range(4))), Layout.parse(text), loss=mse_loss,
+            optimizer=sgd, microbatches=4, precision=BF16,
+        )  # fmt: skip
+        match = r"the model cannot compute in torch.bfloat16: .*not implemented for 'BFloat16'; "
+        with turn(text=text), pytest.raises((ValueError, RuntimeError), match=match) as caught:
+            run.step(inputs, inputs)
+        assert "\n" not in str(caught.value)
+        run.mesh.close()

@@ -125,7 +125,7 @@ def own_models_on_meta(world):
 
     def start(model, text, **more):
         return parallelize(
-            model, Layout.parse(text), loss=model_loss, optimizer=adamw, clip=1.0, **more,
+            model, Layout.parse(text), loss=model_loss, optimizer=adamw, microbatches=2, **more,
             example=BatchEncoding(data[0]) if "pp" in text else None,
         )  # fmt: skip
 
