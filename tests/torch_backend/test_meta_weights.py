@@ -13,13 +13,15 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from cases_in_turn import turn
+from torch_backend.dlrm_training import click_batches
+from torch_backend.dlrm_training import small_shape as dlrm_shape
 from torch_backend.layout_training import (
     expert_shape,
     rank_block,
     small_shape,
     token_batches,
 )
-from unisono.parallel import CrossEntropy, Layout, Precision, TransformerModel, parallelize
+from unisono.parallel import DLRM, CrossEntropy, Layout, Precision, TransformerModel, parallelize
 
 pytestmark = pytest.mark.torch
 RANKS = 4
@@ -125,6 +127,19 @@ def own_models_of_this_package(world):
             assert losses[0] == losses[1]
             for run in runs:
                 run.mesh.close()
+
+
+def own_embedding_tables(world):
+    torch.set_default_dtype(torch.float32)
+    shape = dlrm_shape()
+    inputs, clicks = click_batches(shape, samples=16)[0]
+    losses = []
+    for make in (DLRM, lambda *given, **more: on_meta(lambda: DLRM(*given, **more))):
+        made = make(shape, seed=2, placement="row", samples=16)
+        run = start(made, "dp=4", loss=nn.functional.binary_cross_entropy_with_logits)
+        losses.append([float(run.step(inputs, clicks.float())) for _ in range(2)])
+        run.mesh.close()
+    assert losses[0] == losses[1]
 
 
 class Unsequenced(nn.Module):

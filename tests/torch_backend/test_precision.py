@@ -462,6 +462,15 @@ def own_refusals(world):
     with torch.autocast("cpu", torch.bfloat16):
         run.step(*batch)
     run.mesh.close()
+    with pytest.raises(ValueError, match=r"expected Precision\(\.\.\.\), .*, got torch.bfloat16"):
+        parallelize(
+            half_model(), Layout(dp=4), loss=mse_loss, optimizer=sgd, precision=torch.bfloat16
+        )
+    own = BF16 if dist.get_rank() == 1 else None
+    with pytest.raises(
+        ValueError, match=r"one precision on all .* None on rank 0 and Precision\(.*on rank 1"
+    ):
+        parallelize(half_model(), Layout(dp=4), loss=mse_loss, optimizer=sgd, precision=own)
     with pytest.raises(ValueError, match=r"0.weight is kept in float16, .* parameters = torch.flo"):
         parallelize(
             half_model().half(), Layout(dp=4), loss=mse_loss, optimizer=sgd, precision=half()

@@ -50,7 +50,7 @@ from unisono.parallel.run.parallel_run import ParallelRun
 from unisono.parallel.run.parameter_checks import check_loss_parameters
 from unisono.parallel.run.parameter_sets import Group, HeldParameter, ParameterSet, make_sets
 from unisono.parallel.run.planned_division import divide_model, plan_of_all_ranks
-from unisono.parallel.run.rank_agreement import on_all_ranks
+from unisono.parallel.run.rank_agreement import on_all_ranks, require_equal
 from unisono.parallel.run.run_weights import ModelFiles, RunWeights
 from unisono.parallel.run.step_checks import StepChecks
 from unisono.parallel.run.tied_parameters import (
@@ -130,7 +130,7 @@ def parallelize(
         loss = run.step(inputs, targets)
     """
     _check_values(microbatches, clip, batch)
-    types = Precision() if precision is None else precision
+    types = _agreed(precision, weights)
     check_functions(optimizer, named_optimizer)
     given = None if weight is None else LossWeight(weight)
     planned = plan_of_all_ranks(model, layout, styles)
@@ -217,6 +217,19 @@ def parallelize(
         is_local=batch == "local",
         precision=types,
     )
+
+
+def _agreed(precision: Precision | None, weights: Path | str | None) -> Precision:
+    """Returns the precision, which all ranks must have. Collective."""
+    require_equal(
+        {"precision": repr(precision), "weights": "none" if weights is None else "a file"}
+    )
+    if not isinstance(precision, Precision | None):
+        raise ValueError(
+            "precision: expected Precision(...), such as Precision(computation=torch.bfloat16), got"
+            f" {precision!r}"
+        )
+    return precision or Precision()
 
 
 def _share_values(model: nn.Module, precision: Precision) -> InitialValues:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from torch import distributed as dist
@@ -41,6 +41,21 @@ def first_message(own: str | None) -> str | None:
     return next(
         (f"rank {rank}: {text}" for rank, text in enumerate(texts) if text is not None), None
     )
+
+
+def require_equal(arguments: Mapping[str, str]) -> None:
+    """Raises `ValueError` on all ranks unless all pass the same arguments, as texts. Collective."""
+    if not dist.is_initialized():
+        return
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, dict(arguments))
+    for rank, other in enumerate(found):
+        for name, text in found[0].items():
+            if other[name] != text:
+                raise ValueError(
+                    f"parallelize: expected one {name} on all ranks, got {text} on rank 0 and "
+                    f"{other[name]} on rank {rank}"
+                )
 
 
 def of_rank_0(decide: Callable[[], _T]) -> _T:
