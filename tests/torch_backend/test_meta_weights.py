@@ -22,6 +22,7 @@ from torch_backend.layout_training import (
     token_batches,
 )
 from unisono.parallel import DLRM, CrossEntropy, Layout, Precision, TransformerModel, parallelize
+from unisono.parallel.checkpoint import safetensors_folder
 
 pytestmark = pytest.mark.torch
 RANKS = 4
@@ -177,6 +178,7 @@ def shared_folder():
 
 def own_files(world):
     torch.set_default_dtype(torch.float32)
+    safetensors_folder._OPEN_BYTES = 100  # so that a file is opened several times
     folder = shared_folder()
     torch.manual_seed(7)
     run = start(model(), "dp=4")
@@ -239,9 +241,11 @@ def own_refused_models(world):
 def own_partly_on_meta(world):
     torch.set_default_dtype(torch.float32)
     torch.manual_seed(3)
-    made = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6, device="meta"))
+    made = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6, device="meta"), Shifted(6))
+    made[2].reset_parameters = None  # its buffers have values
     expected = made[0].weight.detach().clone()
     run = start(made, "dp=4,zero=3")
+    assert torch.equal(made[2].shift, torch.arange(6.0))
     (first,) = (each for found in run.sets for each in found.held if each.name == "0.weight")
     values, block = rank_block(run, first)
     assert torch.equal(values, expected[block])
