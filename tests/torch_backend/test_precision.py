@@ -1,22 +1,12 @@
-"""Runs that compute in 16 bits: each layout trains like one process with casts made by hand.
-
-One process uses copies of its weights in 16 bits, made by hand in each step. Two orders of the same
-sums differ by roundings of a unit 2^-8 (bfloat16), so results are compared with bounds of a few
-units, relative to the largest gradient. In float64 nothing is rounded.
-"""
+"""Runs that compute in bfloat16: each layout trains like one process with casts made by hand."""
 
 from __future__ import annotations
-
-import itertools
-import tempfile
-from pathlib import Path
 
 import pytest
 import torch
 from torch import distributed as dist
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
-from torch.nn.utils import clip_grad_norm_
 from torch.utils.checkpoint import checkpoint
 
 from cases_in_turn import turn
@@ -28,101 +18,28 @@ from torch_backend.layout_training import (
     small_shape,
     token_batches,
 )
+from torch_backend.precise_training import (
+    BF16,
+    CLIP,
+    LOSS_BOUND,
+    UNIT,
+    compare,
+    compare_transformer,
+    half,
+    half_batches,
+    half_model,
+    sgd,
+)
 from torch_backend.traced_models import TracedDecoder
-from unisono.parallel import DLRM, CrossEntropy, Layout, Precision, TransformerModel, parallelize
-from unisono.parallel.divisible import Balanced
+from unisono.parallel import DLRM, CrossEntropy, Layout, Precision, parallelize
 
 pytestmark = pytest.mark.torch
 RANKS = 4
 BACKENDS = ("unisono",)
-UNIT = 2**-8
-LOSS_BOUND, GRADIENT_BOUND, CLIP = 2 * UNIT, 8 * UNIT, 0.1
-BF16 = Precision(computation=torch.bfloat16)
 
 
 def test_precision(outcome):
     outcome.require_success()
-
-
-def sgd(parameters):
-    return torch.optim.SGD(parameters, lr=1.0)
-
-
-def converted(x, dtype):
-    return x.to(dtype) if x.is_floating_point() else x
-
-
-def train_alone(
-    model, loss, batches, dtype, scaler=None, clip=CLIP, optimizer=sgd, parts=1
-):  # fmt: skip
-    """Returns losses and norms of steps in one process, with copies of weights of this type.
-
-    Gradients are added over the parts of a batch, by weight.
-    """
-    made, losses, norms = optimizer(list(model.parameters())), [], []
-    balanced = [each for each in model.modules() if isinstance(each, Balanced)]
-    for inputs, targets in batches:
-        made.zero_grad()
-        losses.append(0.0)
-        for each in balanced:
-            each.reset_auxiliary()
-        for x, y in zip(inputs.chunk(parts), targets.chunk(parts), strict=True):
-            copies = {name: each.to(dtype) for name, each in model.named_parameters()}
-            output = torch.func.functional_call(model, copies, converted(x, dtype))
-            found = loss(output.to(torch.promote_types(dtype, torch.float32)), y)
-            found = found * (len(x) / len(inputs))
-            (found if scaler is None else scaler.scale(found)).backward()
-            losses[-1] += float(found.detach())
-        losses[-1] += sum(float(each.auxiliary_loss) for each in balanced)
-        if scaler is not None:
-            scaler.unscale_(made)
-        norms.append(float(clip_grad_norm_(model.parameters(), clip)))
-        if scaler is None:
-            made.step()
-        else:
-            scaler.step(made)
-            scaler.update()
-    return losses, norms
-
-
-def compare(text, make_model, make_loss, batches, *, microbatches=1, example=None, precision=BF16):
-    """Fails if losses, norms, weights or bytes differ from those of one process."""
-    torch.set_default_dtype(torch.float32)
-    whole = make_model()
-    before = {name: each.detach().clone() for name, each in whole.named_parameters()}
-    losses, norms = train_alone(whole, make_loss(), batches, precision.computation)
-    run = parallelize(
-        make_model(), Layout.parse(text), loss=make_loss(), optimizer=sgd, clip=CLIP,
-        microbatches=microbatches, example=example, precision=precision,
-    )  # fmt: skip
-    for step, batch in enumerate(batches):
-        assert float(run.step(*batch)) == pytest.approx(losses[step], rel=LOSS_BOUND), step
-        assert run.gradient_norm == pytest.approx(norms[step], rel=GRADIENT_BOUND), step
-    changes = {name: each.detach() - before[name] for name, each in whole.named_parameters()}
-    largest = max(float(each.abs().max()) for each in changes.values())
-    for each in (held for found in run.sets for held in found.held):
-        values, block = rank_block(run, each)
-        assert values.dtype == torch.float32
-        error = (values - before[each.name][block] - changes[each.name][block]).abs()
-        worst = float(error.max()) if error.numel() else 0.0
-        assert worst < GRADIENT_BOUND * largest, (each.name, worst, largest)
-    report = run.report()
-    assert report.bytes_sent == report.predicted.bytes_sent, (text, report)
-    run.mesh.close()
-    return report
-
-
-def compare_transformer(text, *, microbatches=1, capacity_factor=None, context="ring",
-                        precision=BF16, **changes):  # fmt: skip
-    shape = small_shape(**changes)
-    return compare(
-        text,
-        lambda: TransformerModel(shape, seed=1, capacity_factor=capacity_factor, context=context),
-        lambda: CrossEntropy(shape.vocab),
-        token_batches(shape)[:2],
-        microbatches=microbatches,
-        precision=precision,
-    )
 
 
 def own_data_parallelism_and_zero(world):
@@ -285,158 +202,6 @@ def own_bounds_from_float64(world):
             run.mesh.close()
 
 
-def half_model():
-    torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(),
-                         nn.Linear(16, 3))  # fmt: skip
-
-
-def half(interval=2, init_scale=2.0**24):
-    return Precision(computation=torch.float16, init_scale=init_scale, growth_interval=interval)
-
-
-def half_batches(steps=8):
-    torch.manual_seed(6)
-    found = [(torch.randn(16, 6), torch.rand(16, 3)) for _ in range(steps)]
-    found[5] = (found[5][0], found[5][1] * 1e6)  # overflows
-    return found
-
-
-def adam(parameters):
-    return torch.optim.AdamW(parameters, lr=0.01)
-
-
-def scaled_alone(batches, parts):
-    """Returns the losses of one process, and the factors of torch's `GradScaler` by step."""
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24, growth_interval=2)
-    model, losses, factors = half_model(), [], []
-    optimizer = adam(model.parameters())
-    for batch in batches:
-        found, _ = train_alone(
-            model, mse_loss, [batch], torch.float16, scaler, clip=1.0, parts=parts,
-            optimizer=lambda _: optimizer,
-        )  # fmt: skip
-        losses += found
-        factors.append(scaler.get_scale())
-    return losses, factors
-
-
-def own_scaled_losses(world):
-    """Tests that the factor of losses, the skipped steps and the losses are those of torch's
-    `GradScaler` in one process."""
-    torch.set_default_dtype(torch.float32)
-    batches = half_batches()
-    for text, microbatches in (
-        ("dp=4", 2), ("dp=4,zero=1", 1), ("dp=4,zero=2", 2), ("dp=4,zero=3", 1), ("pp=4", 4),
-        ("pp=2,dp=2,schedule=zb1p", 2), ("tp=2,dp=2", 1),
-    ):  # fmt: skip
-        with turn(text=text):
-            layout = Layout.parse(text)
-            losses, factors = scaled_alone(batches, layout.dp * microbatches)
-            skipped = sum(b < a for a, b in zip([2.0**24, *factors], factors, strict=False))
-            assert skipped > 2 and any(b > a for a, b in itertools.pairwise(factors))
-            run = parallelize(
-                half_model(), layout, loss=mse_loss, optimizer=adam, clip=1.0,
-                microbatches=microbatches, precision=half(),
-            )  # fmt: skip
-            assert run.loss_scale == 2.0**24
-            for step, batch in enumerate(batches):
-                assert float(run.step(*batch)) == pytest.approx(losses[step], rel=0.01), step
-                assert run.loss_scale == factors[step], step
-            assert run.skipped_steps == skipped
-            assert float(run.evaluate(*batches[0])) < losses[0]
-            run.mesh.close()
-
-
-def own_overflow_of_one_rank(world):
-    """Tests that an overflow in the part of one rank changes the weights of none."""
-    torch.set_default_dtype(torch.float32)
-    inputs, targets = half_batches()[0]
-    targets = targets.clone()
-    targets[0] = 1e8
-    for text in ("dp=4", "dp=4,zero=1", "dp=4,zero=3", "pp=2,dp=2"):
-        with turn(text=text):
-            run = parallelize(
-                half_model(), Layout.parse(text), loss=mse_loss, optimizer=adam,
-                microbatches=2, precision=half(),
-            )  # fmt: skip
-            held = [each.values for found in run.sets for each in found.held]
-            before = [rank_block(run, each)[0].clone() for s in run.sets for each in s.held]
-            run.step(inputs, targets)
-            after = [rank_block(run, each)[0] for found in run.sets for each in found.held]
-            assert held and all(map(torch.equal, before, after))
-            assert (run.skipped_steps, run.loss_scale) == (1, 2.0**23)
-            run.mesh.close()
-
-
-def own_balance_losses_are_scaled(world):
-    shape = small_shape(**expert_shape())
-    batches = token_batches(shape)[:2]
-
-    def make():
-        return TransformerModel(shape, seed=1)
-
-    torch.set_default_dtype(torch.float32)
-    found = []
-    for init_scale in (1.0, 2.0**10):
-        run = parallelize(
-            make(), Layout(dp=2, ep=2, tp=2), loss=CrossEntropy(shape.vocab), optimizer=sgd,
-            precision=half(init_scale=init_scale), microbatches=2,
-        )  # fmt: skip
-        losses = [float(run.step(*batch)) for batch in batches]
-        assert run.skipped_steps == 0
-        found.append((*losses, run.gradient_norm))
-        run.mesh.close()
-    assert found[0] == pytest.approx(found[1], rel=0.01)
-
-
-def own_checkpoints_in_other_precisions(world):
-    """Tests that a checkpoint keeps the factor of losses, and loads in another layout and type."""
-    torch.set_default_dtype(torch.float32)
-    batches = half_batches()
-
-    def start(text, precision):
-        return parallelize(
-            half_model(), Layout.parse(text), loss=mse_loss, optimizer=adam, clip=1.0,
-            precision=precision, microbatches=2,
-        )  # fmt: skip
-
-    shared = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
-    dist.broadcast_object_list(shared, src=0)
-    folder = Path(shared[0])
-    run = start("dp=4,zero=1", half())
-    run.step(*batches[0])  # overflows, so the optimizer has no states
-    run.save(folder)
-    assert run.skipped_steps == 1
-    again = start("dp=2,pp=2", half())
-    again.load(folder)
-    assert (again.steps, again.skipped_steps, again.loss_scale) == (1, 1, 2.0**23)
-    again.mesh.close()
-    for _ in range(8):
-        run.step(*batches[0])
-    assert run.skipped_steps < run.steps - 2
-    run.save(folder)
-    state = run.loss_scale, run.skipped_steps, run.steps
-    expected = [float(run.step(*batch)) for batch in batches[5:]], run.loss_scale
-    run.mesh.close()
-    for text, precision, bound in (
-        ("dp=2,pp=2", half(), 0.01),
-        ("dp=4,zero=3", Precision(computation=torch.bfloat16), 0.1),
-        ("dp=4", Precision(parameters=torch.float64), 0.01),
-        ("dp=4", Precision(parameters=torch.bfloat16), 0.1),
-    ):
-        with turn(text=text, precision=precision):
-            again = start(text, precision)
-            again.load(folder)
-            assert again.steps == state[2]
-            is_half = precision.computation == torch.float16
-            if is_half:
-                assert (again.loss_scale, again.skipped_steps) == state[:2]
-            loss = float(again.step(*batches[6]))
-            assert loss == pytest.approx(expected[0][1], rel=bound)
-            again.mesh.close()
-
-
 def own_types_of_parameters(world):
     """Tests that `parameters` converts a model, and that an export has this type."""
     model = half_model().bfloat16()
@@ -475,22 +240,6 @@ def own_refusals(world):
         parallelize(
             half_model().half(), Layout(dp=4), loss=mse_loss, optimizer=sgd, precision=half()
         )
-
-
-def own_hooks_get_unscaled_gradients(world):
-    torch.set_default_dtype(torch.float32)
-    found = []
-    for init_scale in (1.0, 2.0**10):
-        norms: list[float] = []
-        model = half_model()
-        model[0].weight.register_hook(lambda each, norms=norms: norms.append(float(each.norm())))
-        run = parallelize(
-            model, Layout(dp=4), loss=mse_loss, optimizer=sgd, precision=half(init_scale=init_scale)
-        )
-        run.step(*half_batches()[0])
-        found.append((*norms, run.gradient_norm))
-        run.mesh.close()
-    assert len(found[0]) == 2 and found[0] == pytest.approx(found[1], rel=0.01)
 
 
 class Partial(nn.Module):
