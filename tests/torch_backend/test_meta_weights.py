@@ -238,6 +238,12 @@ def own_refused_models(world):
         start(made, "dp=4")
 
 
+def own_blocks_on_meta_are_refused(world):
+    torch.set_default_dtype(torch.float32)
+    with pytest.raises(ValueError, match="meta, but pp = 2 with zero = 3 runs the model once to"):
+        start(on_meta(Unsequenced), "pp=2,dp=2,zero=3", example=batch()[0])
+
+
 def own_partly_on_meta(world):
     torch.set_default_dtype(torch.float32)
     torch.manual_seed(3)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from unisono.parallel.meta_weights import meta_names
 from unisono.parallel.run.all_stages import first_microbatch
 from unisono.parallel.run.block_stages import block_stages, check_stages
 from unisono.parallel.run.model_call import ModelCall
@@ -29,6 +30,13 @@ def blocks_to_cut(
     needs_modules = planned.is_divided or layout.zero >= 2
     if layout.pp == 1 or is_sequence(model) or example is None or not needs_modules:
         return None
+    names = meta_names(model)
+    if names:
+        raise ValueError(
+            f"{names[0]}: is on the device meta, but pp = {layout.pp} with {_why(planned)} runs the "
+            "model once to find its blocks; a model on the CPU works, and so does pp without "
+            f"{_why(planned)}"
+        )
     first = first_microbatch(example, layout, microbatches=microbatches, is_local=is_local)
     value = first.value
 
@@ -43,12 +51,18 @@ def blocks_to_cut(
                 raise ValueError(f"has {len(found.blocks)} blocks for {stages} stages")
             check_stages(model, block_stages(model, found, stages), run)
     except ValueError as error:
-        why = f"tp = {layout.tp}" if planned.is_divided else f"zero = {layout.zero}"
+        why = _why(planned)
         raise ValueError(
             f"pp = {layout.pp} with {why} cuts a model between its repeated blocks, but "
             f"{type(model).__name__} {error}; pp = {layout.pp} without {why}, or pp = 1, works"
         ) from None
     return found
+
+
+def _why(planned: ModelPlan) -> str:
+    """Returns what needs modules, in the words of a layout."""
+    layout = planned.layout
+    return f"tp = {layout.tp}" if planned.is_divided else f"zero = {layout.zero}"
 
 
 @contextmanager

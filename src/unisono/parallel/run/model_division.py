@@ -137,8 +137,8 @@ def parallelize(
     model, layout = planned.model, planned.layout
     parts = layout.dp * layout.cp * layout.pp * microbatches
     on_all_ranks(lambda: _check(model, layout, loss, parts, has_weight=weight is not None))
-    if isinstance(loss, CrossEntropy):
-        loss = copy.copy(loss)  # the caller may use the loss with another layout
+    # the caller may use the loss with another layout
+    loss = copy.copy(loss) if isinstance(loss, CrossEntropy) else loss
     mesh = TrainingMesh(layout, head_copies=planned.head_copies)
     files = ModelFiles.of(model)
     model_call = make_call(model, call, mesh, owns_loss=loss is model_loss and weight is None)
