@@ -33,8 +33,8 @@ def blocks_to_cut(
     names = meta_names(model)
     if names:
         raise ValueError(
-            f"{names[0]}: is on the device meta, but pp = {layout.pp} with {_why(planned)} runs the "
-            "model once to find its blocks; a model on the CPU works, and so does pp without "
+            f"{names[0]}: is on the device meta, but pp = {layout.pp} with {_why(planned)} runs "
+            "the model once to find its blocks; a model on the CPU works, and so does pp without "
             f"{_why(planned)}"
         )
     first = first_microbatch(example, layout, microbatches=microbatches, is_local=is_local)
