@@ -82,7 +82,7 @@ def a_model(kind: str, **options: Any) -> nn.Module:
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float64)
     name = CONFIGS.get(kind, kind.partition("For")[0] + "Config")
-    config = getattr(transformers, name)(**MODELS[kind] | options)
+    config = getattr(transformers, name)(**MODELS.get(kind, {}) | options)
     return getattr(transformers, kind)(config).train()
 
 

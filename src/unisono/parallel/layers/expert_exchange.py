@@ -37,11 +37,20 @@ class ExpertExchange:
     @property
     def rows_moved(self) -> int:
         """Number of rows that this rank sends to others in `dispatch` and `combine` together."""
-        if self._group is None:
-            return 0
-        rank = dist.get_rank(self._group)
-        kept = self._sent[rank]
-        return sum(self._sent) - kept + sum(self._arrived) - kept
+        return self.rows_dispatched + self.rows_combined
+
+    @property
+    def rows_dispatched(self) -> int:
+        """Number of rows that this rank sends to others in `dispatch`."""
+        return self._to_others(self._sent)
+
+    @property
+    def rows_combined(self) -> int:
+        """Number of rows that this rank sends to others in `combine`."""
+        return self._to_others(self._arrived)
+
+    def _to_others(self, counts: list[int]) -> int:
+        return 0 if self._group is None else sum(counts) - counts[dist.get_rank(self._group)]
 
     def dispatch(self, rows: torch.Tensor) -> torch.Tensor:
         """Sends rows, sorted by expert, to their experts; returns the rows for this rank's experts.

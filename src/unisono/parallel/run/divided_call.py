@@ -12,6 +12,7 @@ from torch import nn
 
 from unisono.parallel.context import ContextAttention
 from unisono.parallel.divisible import has_divisible
+from unisono.parallel.expert_stacks import find_stacks
 from unisono.parallel.positions import (
     DividedPositions,
     SequencePart,
@@ -83,7 +84,9 @@ class DividedCall(ModelCall):
         self._attention = ContextAttention("ring", mesh.group("cp"))
         self._watch: DividedPositions | None = None
         self._is_watching = False
-        for module in modules_of_positions(model):
+        stacks = [each.module for each in find_stacks(model).stacks if each.keeps_rows]
+        alone = [*modules_of_positions(model), *stacks]
+        for module in dict.fromkeys(alone):
             module.register_forward_pre_hook(self._enter, with_kwargs=True)
             module.register_forward_hook(self._leave, always_call=True)
 

@@ -119,7 +119,8 @@ def parallelize(
     - `cp`: a model whose attention is torch's `scaled_dot_product_attention`, such as those of
       transformers; or one of modules with a method `divide(mesh)`, and others that treat each
       position alone, which a class declares by `is_per_position = True`.
-    - `ep`: modules with a method `divide(mesh)`.
+    - `ep`: modules with stacked experts, as in models of transformers, and modules with a method
+      `divide(mesh)`.
 
     The model is changed: it keeps this rank's part. Raises `ValueError`, with a reason in one line,
     for a layout that cannot divide the model, and `UnsupportedError` if torch is too old for `pp`
@@ -276,15 +277,9 @@ def _check(model: nn.Module, layout: Layout, loss: Loss, parts: int, *, has_weig
 
 
 def _check_axes(model: nn.Module, layout: Layout, loss: Loss) -> None:
-    is_divisible = has_divisible(model)
-    if layout.ep > 1 and not is_divisible:
-        raise ValueError(
-            f"ep = {layout.ep} needs modules with a method divide(mesh), such as TransformerModel "
-            f"has; {type(model).__name__} has none; ep = 1 works"
-        )
     if layout.tensor != "1d":
         _check_grid(model, layout, loss)
-    if layout.cp > 1 and is_divisible and loss is model_loss:
+    if layout.cp > 1 and has_divisible(model) and loss is model_loss:
         raise ValueError(
             f"cp = {layout.cp} divides the positions of a sequence, which the model's own loss may "
             "shift; expected a loss function of the output and of labels that are shifted before "

@@ -9,6 +9,7 @@ from torch import nn
 
 from unisono.parallel.data_parallelism.parameter_block import block_of
 from unisono.parallel.divisible import Divisible
+from unisono.parallel.expert_stacks import divided_experts
 from unisono.parallel.layers import CrossEntropy, LogitHead, pair_linears, undivided_linear
 from unisono.parallel.run.batch_loss import Loss
 from unisono.parallel.run.divided_activations import last_head, sum_gradients_over_positions
@@ -92,11 +93,15 @@ def divide_model(planned: ModelPlan, loss: Loss, mesh: TrainingMesh) -> None:
 
 
 def _check_hooks(model: nn.Module, layout: Layout) -> None:
-    """Raises `ValueError` for hooks of modules that compute a part of their result."""
+    """Raises `ValueError` for hooks of modules that compute a part of their result.
+
+    Stacked experts return the results of all rows that they get.
+    """
+    whole = {each.module for each in divided_experts(model)}
     for name, module in model.named_modules():
         blocks = [(each, block_of(each)) for each in module.parameters(recurse=False)]
         is_cut = any(tuple(each.shape) != block.shape for each, block in blocks)
-        if is_cut and has_hooks(module):
+        if is_cut and module not in whole and has_hooks(module):
             raise ValueError(
                 f"{name}: has a hook, which would see one rank's part of the result in "
                 f"{layout.text()}; hooks of the modules around it and dp = {layout.devices} work"

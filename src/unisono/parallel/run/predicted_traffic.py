@@ -14,6 +14,7 @@ from math import lcm
 from torch import nn
 
 from unisono.parallel.divisible import Exchanging, MicrobatchPart
+from unisono.parallel.expert_stacks import divided_experts
 from unisono.parallel.layers import (
     FeedForward,
     LogitHead,
@@ -95,6 +96,9 @@ def predicted_bytes(
             found[mesh.counted_as("tp")] += len(size.microbatches) * sent
         if mesh.group("ep") is not None:
             found[mesh.counted_as("ep")] += _experts(stage, mesh, size)
+        for experts in divided_experts(stage):
+            for name, sent in experts.bytes_sent.items():
+                found[mesh.counted_as(name)] += sent
         if isinstance(stage, Exchanging):
             for name, sent in stage.bytes_sent(size.parts).items():
                 found[mesh.counted_as(name)] += sent

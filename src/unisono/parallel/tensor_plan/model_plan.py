@@ -1,4 +1,4 @@
-"""A plan of tensor parallelism, which can be read and changed before a model is divided."""
+"""A plan of tensor and expert parallelism, which can be read and changed before a model is divided."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from types import MappingProxyType
 
 from torch import nn
 
+from unisono.parallel.divisible import has_divisible
+from unisono.parallel.expert_stacks import DividedExperts, ExpertStack, find_stacks
 from unisono.parallel.tensor_plan.attention_heads import attention_of
 from unisono.parallel.tensor_plan.divided_module import SharedInput, divide_module
-from unisono.parallel.tensor_plan.matched_modules import Matches, matched_modules
+from unisono.parallel.tensor_plan.matched_modules import Matches, is_matched, matched_modules
 from unisono.parallel.tensor_plan.module_cuts import PlannedModule, cuts_of, require_kind
 from unisono.parallel.tensor_plan.plan_checks import check_plan
 from unisono.parallel.tensor_plan.plan_table import plan_table
@@ -23,7 +25,7 @@ _BETWEEN = "replicated_with_grad_allreduce"
 
 @dataclass(frozen=True, kw_only=True)
 class ModelPlan:
-    """A division of a model over the ranks of `tp`. `str(plan)` is a table.
+    """A division of a model over the ranks of `tp` and `ep`. `str(plan)` is a table.
 
     Modules that the plan does not name stay whole, or divide themselves (`divide(mesh)`, pairs of
     `nn.Linear` in an `nn.Sequential`).
@@ -35,6 +37,8 @@ class ModelPlan:
     """The styles that were given, by pattern."""
     modules: tuple[PlannedModule, ...]
     """The modules with a style, in the order of the model."""
+    experts: tuple[ExpertStack, ...] = ()
+    """The modules whose experts the ranks of `ep` divide."""
 
     def replace(self, styles: Mapping[str, StyleName]) -> ModelPlan:
         """Returns a plan with other styles for the modules that these patterns match.
@@ -44,17 +48,18 @@ class ModelPlan:
         return plan(self.model, self.layout, styles={**self.styles, **styles})
 
     def __str__(self) -> str:
-        return plan_table(self.model, self.layout, self.modules)
+        return plan_table(self.model, self.layout, self.modules, self.experts)
 
     @property
     def is_divided(self) -> bool:
-        """True if the plan divides a module."""
+        """True if the plan divides a module over the ranks of `tp`."""
         return any(each.cuts for each in self.modules)
 
     @property
-    def divided_name(self) -> str:
-        """The name of the first module that the plan divides."""
-        return next(each.name for each in self.modules if each.cuts)
+    def divided_name(self) -> str | None:
+        """The name of the first module that the plan divides; None if it divides nothing."""
+        names = [each.name for each in self.modules if each.cuts]
+        return next(iter([*names, *(each.name for each in self.experts)]), None)
 
     @property
     def head_copies(self) -> int:
@@ -63,6 +68,8 @@ class ModelPlan:
 
     def divide(self, mesh: TrainingMesh) -> None:
         """Keeps this rank's parts of the modules. The plan must fit the mesh's layout."""
+        for stack in self.experts:
+            DividedExperts(stack, mesh)
         if mesh.group("tp") is None:
             return
         members: dict[str, list[PlannedModule]] = {}
@@ -77,7 +84,7 @@ class ModelPlan:
 def plan(
     model: nn.Module, layout: Layout, *, styles: Mapping[str, StyleName] | None = None
 ) -> ModelPlan:
-    """Returns what the ranks of `tp` divide of a model. Changes nothing, and needs no ranks.
+    """Returns what the ranks of `tp` and `ep` divide of a model. Changes nothing, and needs no ranks.
 
     Models of transformers state the styles of their modules; a few other classes are known.
     `styles` adds to these and changes them: a mapping from patterns to styles. A pattern is the end
@@ -94,9 +101,14 @@ def plan(
     - `replicate`: the module stays whole. `replicated_with_grad_allreduce`: it stays whole and sees
       divided activations, such as a norm of each head.
 
-    `ColwiseParallel()` and `RowwiseParallel()` of torch are `colwise` and `rowwise`. Raises
-    `ValueError` for a pattern that matches no module, an unknown style, and modules that the ranks
-    cannot divide.
+    `ColwiseParallel()` and `RowwiseParallel()` of torch are `colwise` and `rowwise`.
+
+    `ep` divides the experts of modules with parameters (experts, ..., ...) that are called with
+    rows, and the numbers and weights of the experts of each row, as in models of transformers;
+    `replicate` keeps them whole.
+
+    Raises `ValueError` for a pattern that matches no module, an unknown style, and modules that the
+    ranks cannot divide.
 
         plan = parallel.plan(model, Layout(tp=2), styles={"layers.*.mlp.fc1": "colwise"})
         print(plan)
@@ -109,7 +121,26 @@ def plan(
     else:
         modules = _planned(model, matches, layout)
     check_plan(model, layout, modules, given)
-    return ModelPlan(model=model, layout=layout, styles=given, modules=modules)
+    kept = [
+        name
+        for name, style in matches.items()
+        if style.cut == "nothing" and is_matched(name, given)
+    ]
+    return ModelPlan(
+        model=model,
+        layout=layout,
+        styles=given,
+        modules=modules,
+        experts=_experts(model, layout, kept) if layout.ep > 1 else (),
+    )
+
+
+def _experts(model: nn.Module, layout: Layout, kept: list[str]) -> tuple[ExpertStack, ...]:
+    """Returns the experts that the ranks of `ep` divide. `kept`: modules that stay whole."""
+    found = find_stacks(model, kept)
+    if found.stacks or not has_divisible(model):
+        found.require(model, layout)
+    return found.stacks
 
 
 def _planned(model: nn.Module, matches: Matches, layout: Layout) -> tuple[PlannedModule, ...]:

@@ -9,17 +9,25 @@ from collections.abc import Iterator, Sequence
 from torch import nn
 
 from unisono.parallel.divisible import Divisible
+from unisono.parallel.expert_stacks import ExpertStack
 from unisono.parallel.tensor_plan.module_cuts import PlannedModule
 from unisono.planner import Layout
 
-_HEADER = ("module", "style", "what a rank keeps", "bytes", "on rank 0 of tp")
+_HEADER = ("module", "style", "what a rank keeps", "bytes")
 
 
-def plan_table(model: nn.Module, layout: Layout, modules: Sequence[PlannedModule]) -> str:
+def plan_table(
+    model: nn.Module,
+    layout: Layout,
+    modules: Sequence[PlannedModule],
+    experts: Sequence[ExpertStack],
+) -> str:
     """Returns the table. Modules of equal names but for numbers, and equal sizes, are one row."""
     groups: Counter[tuple[str, str, str, int, int]] = Counter()
     for each in modules:
         groups[_pattern(each.name), each.style.name, _text(each), *_bytes(each)] += 1
+    for stack in experts:
+        groups[_pattern(stack.name), "experts", *_of_experts(stack, layout)] += 1
     rows = [
         (f"{name or 'the model'} x {count}", style, text, _number(whole * count),
          _number(part * count))
@@ -27,16 +35,19 @@ def plan_table(model: nn.Module, layout: Layout, modules: Sequence[PlannedModule
     ]  # fmt: skip
     rows += _of_themselves(model, layout)
     whole = sum(each.nbytes for each in model.parameters())
-    rows.append(("all parameters", "", "", _number(whole), _number(whole - _saved(modules))))
-    widths = [max(map(len, column)) for column in zip(_HEADER, *rows, strict=True)]
-    lines = ["  ".join(_padded(row, widths)).rstrip() for row in (_HEADER, *rows)]
+    kept = whole - sum((_saved(modules) | _saved_experts(experts, layout)).values())
+    rows.append(("all parameters", "", "", _number(whole), _number(kept)))
+    axes = [axis for axis in ("tp", "ep") if getattr(layout, axis) > 1] or ["tp"]
+    header = (*_HEADER, f"on rank 0 of {' and '.join(axes)}")
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    lines = ["  ".join(_padded(row, widths)).rstrip() for row in (header, *rows)]
     return "\n".join([f"{type(model).__name__} with {layout.text()}", *lines])
 
 
 def _of_themselves(model: nn.Module, layout: Layout) -> Iterator[tuple[str, str, str, str, str]]:
     for name, each in model.named_modules():
         whole = sum(parameter.nbytes for parameter in each.parameters())
-        if layout.tp > 1 and isinstance(each, Divisible):
+        if max(layout.tp, layout.ep) > 1 and isinstance(each, Divisible):
             yield name, "divide(mesh)", "as the module says", _number(whole), ""
 
 
@@ -65,18 +76,39 @@ def _bytes(planned: PlannedModule) -> tuple[int, int]:
     if planned.local_values:  # a module around others, which have rows of their own
         return 0, 0
     whole = sum(each.nbytes for each in planned.module.parameters())
-    return whole, whole - _saved([planned])
+    return whole, whole - sum(_saved([planned]).values())
 
 
-def _saved(modules: Sequence[PlannedModule]) -> int:
-    """Returns the bytes of parameters that rank 0 does not keep. Modules may share parameters."""
+def _saved(modules: Sequence[PlannedModule]) -> dict[int, int]:
+    """Returns the bytes of parameters that rank 0 of `tp` does not keep, by the parameters' ids.
+
+    Modules may share parameters.
+    """
     found: dict[int, int] = {}
     for each in modules:
         for name, cut in each.cuts.items():
             parameter: nn.Parameter = getattr(each.module, name)
             length = parameter.shape[cut.dim]
             found[id(parameter)] = parameter.nbytes // length * (length - cut.length(0))
-    return sum(found.values())
+    return found
+
+
+def _of_experts(stack: ExpertStack, layout: Layout) -> tuple[str, int, int]:
+    """Returns words about what a rank keeps, and the bytes in all and on a rank."""
+    own = f"{stack.experts // layout.ep} of {stack.experts}"
+    whole = sum(each.nbytes for each in stack.module.parameters())
+    saved = sum(_saved_experts([stack], layout).values())
+    return "; ".join(f"{name}: {own}" for name in stack.parameters), whole, whole - saved
+
+
+def _saved_experts(experts: Sequence[ExpertStack], layout: Layout) -> dict[int, int]:
+    """Returns the bytes of parameters that a rank of `ep` does not keep, by the parameters' ids."""
+    found: dict[int, int] = {}
+    for stack in experts:
+        for name in stack.parameters:
+            parameter: nn.Parameter = getattr(stack.module, name)
+            found[id(parameter)] = parameter.nbytes - parameter.nbytes // layout.ep
+    return found
 
 
 def _number(value: int) -> str:

@@ -1,0 +1,137 @@
+"""The check that a module computes each row by its experts, and adds up their weighted results.
+
+The arguments and shapes of a module do not show this: it may normalise the weights over the choices
+of a row, or mix rows. So copies with few experts compute random rows, together and divided.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from unisono.parallel.expert_stacks.call_forms import FORMS, CallForm, Choices
+from unisono.parallel.expert_stacks.expert_stack import ExpertStack, attributes_that_count
+
+_EXPERTS, _PARTS, _ROWS = 8, 2, 6
+_ROUNDINGS = 1000
+"""The largest difference, in roundings of the largest result."""
+_MOST = 0.1
+"""The largest difference, in parts of the largest result."""
+_OTHER_ARGUMENTS = "it is not called with the experts of each row"
+_NO_SUM = "its result for a row is not the sum of weight x result over the experts of this row"
+
+
+def checked_stack(stack: ExpertStack) -> ExpertStack | str:
+    """Returns a stack with its counts and forms; else words about why its experts cannot be
+    divided. Changes nothing."""
+    problem = _OTHER_ARGUMENTS
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        for counts in attributes_that_count(stack.module, stack.experts):
+            found = {form: _has_form(replace(stack, counts=counts), form) for form in FORMS}
+            forms = tuple(form for form, is_right in found.items() if is_right)
+            if forms:
+                return replace(stack, counts=counts, forms=forms)
+            if False in found.values():
+                problem = _NO_SUM
+    return problem
+
+
+def _has_form(stack: ExpertStack, form: CallForm) -> bool | None:
+    """Returns True if copies of the module compute the same together and divided, False if not;
+    None if it does not take such arguments."""
+    shapes = [getattr(stack.module, name).shape[1:] for name in stack.parameters]
+    for width in sorted({size for shape in shapes for size in shape}):
+        try:
+            return _is_weighted_sum(stack, form, width)
+        except Exception:  # the rows have another width, or the module other arguments
+            continue
+    return None
+
+
+def _is_weighted_sum(stack: ExpertStack, form: CallForm, width: int) -> bool:
+    """Returns True if copies of the module compute the same together and divided.
+
+    Raises an exception of torch if the module does not take such arguments.
+    """
+    generator = torch.Generator().manual_seed(0)
+    experts = min(stack.experts, _EXPERTS) // _PARTS * _PARTS
+    small = {name: _drawn(stack, name, experts, generator) for name in stack.parameters}
+    rows = torch.randn(_ROWS, width, generator=generator).to(next(iter(small.values())).dtype)
+    # all rows choose one of the experts, so that a limit of rows for an expert shows
+    numbers = torch.tensor([[0, 1 + row % (experts - 1)] for row in range(_ROWS)])
+    values = form.sample(rows, numbers, experts)
+    choices = form.read(values, experts)
+    assert choices is not None
+    whole = stack.forward(_copy(stack, small), *values, experts=experts)
+    if whole.shape[:-1] != choices.shape or not whole.isfinite().all() or not whole.any():
+        return False
+    whole = whole.flatten(0, -2)
+    length, found = experts // _PARTS, torch.zeros_like(whole)
+    for first in range(0, experts, length):
+        own = {name: each[first : first + length] for name, each in small.items()}
+        source, results = _results(stack, form, own, choices, first)
+        if results is None:
+            return False
+        found.index_add_(0, source, results)
+    return _are_close(found, whole)
+
+
+def _results(
+    stack: ExpertStack,
+    form: CallForm,
+    values: Mapping[str, torch.Tensor],
+    choices: Choices,
+    first: int,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Returns the rows of the experts from `first` on, and their weighted results; None if the
+    results of a row depend on other rows."""
+    experts = len(next(iter(values.values())))
+    own = (choices.numbers >= first) & (choices.numbers < first + experts)
+    source, choice = own.nonzero().unbind(1)
+    order = choices.numbers[source, choice].argsort(stable=True)
+    source, choice = source[order], choice[order]
+    numbers, rows = choices.numbers[source, choice] - first, choices.rows[source]
+    module = _copy(stack, values)
+
+    def computed(rows: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+        return form.compute(
+            lambda *given: stack.forward(module, *given, experts=experts), rows, counts, choices
+        )
+
+    together = computed(rows, numbers.bincount(minlength=experts).tolist())
+    alone = torch.cat([
+        computed(rows[[place]], [int(each == number) for each in range(experts)])
+        for place, number in enumerate(numbers.tolist())
+    ])  # fmt: skip
+    if not _are_close(alone, together):
+        return source, None
+    if choices.weights is None:
+        return source, together
+    return source, together * choices.weights[source, choice].unsqueeze(1)
+
+
+def _are_close(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    bound = min(_ROUNDINGS * torch.finfo(expected.dtype).eps, _MOST)
+    return float((found - expected).abs().max()) <= bound * float(expected.abs().max())
+
+
+def _drawn(stack: ExpertStack, name: str, experts: int, generator: torch.Generator) -> torch.Tensor:
+    """Returns random values in the shape of a few experts: those of one, shifted for the others."""
+    parameter: nn.Parameter = getattr(stack.module, name)
+    shape = parameter.shape[1:]
+    first = torch.randn(shape.numel(), generator=generator) * parameter.shape[-1] ** -0.5
+    values = torch.stack([first.roll(number).view(shape) for number in range(experts)])
+    return values.to(parameter.dtype)
+
+
+def _copy(stack: ExpertStack, values: Mapping[str, torch.Tensor]) -> nn.Module:
+    """Returns a copy of the module in eval mode that has other stacks."""
+    memo = {
+        id(getattr(stack.module, name)): nn.Parameter(each, requires_grad=False)
+        for name, each in values.items()
+    }
+    return copy.deepcopy(stack.module, memo).eval()
