@@ -108,7 +108,7 @@ def own_shared_experts(world):
 
     for is_module in (False, True):
         with turn(is_module=is_module):
-            compare(partial(make, is_module), "dp=4,ep=2")
+            compare(partial(make, is_module), "dp=4,ep=2", later="dp=4,ep=4")
 
 
 def own_checkpoints_of_activations(world):
