@@ -70,6 +70,7 @@ def in_float64() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.Tensor, "to", to)
         patch.setattr(torch.Tensor, "float", lambda self: to(self, torch.float32))
+        patch.setattr(torch.Tensor, "type", to)
         patch.setattr(functional, "softmax", exact)
         yield
 
@@ -83,7 +84,7 @@ def a_model(kind: str, **options: Any) -> nn.Module:
     torch.set_default_dtype(torch.float64)
     name = CONFIGS.get(kind, kind.partition("For")[0] + "Config")
     config = getattr(transformers, name)(**MODELS.get(kind, {}) | options)
-    return getattr(transformers, kind)(config).train()
+    return getattr(transformers, kind)(config).double().train()  # routers may have float32
 
 
 def batches(kind: str) -> list[dict[str, torch.Tensor]]:

@@ -154,7 +154,8 @@ class BatchPasses:
         output = self._converted(output)
         with self._context.autocast.forward():
             loss = self._loss.part(output, part)
-        self._checks.check_loss(loss, output, part.targets)
+        if self._loss.error is None:  # else the loss only keeps all outputs in the graph
+            self._checks.check_loss(loss, output, part.targets)
         if self._precision.is_narrow:  # a sum of parts needs more bits than a part
             loss = loss.to(torch.promote_types(loss.dtype, torch.float32))
         return loss if self._scale == 1 else loss * self._scale
