@@ -65,9 +65,7 @@ class ChosenForm:
     def sample(self, rows: torch.Tensor, numbers: torch.Tensor, experts: int) -> tuple[Any, ...]:
         weights = (rows[:, :2].abs() + 0.5).to(rows.dtype)
         if self.is_nested:
-            rows, numbers, weights = (
-                each.unflatten(0, (2, -1)) for each in (rows, numbers, weights)
-            )
+            rows, numbers, weights = (_nested(each, 2) for each in (rows, numbers, weights))
         return (rows, weights, numbers) if self.is_last else (rows, numbers, weights)
 
     def read(self, values: Sequence[Any], experts: int) -> Choices | None:
@@ -139,7 +137,7 @@ class EqualForm:
 
     def sample(self, rows: torch.Tensor, numbers: torch.Tensor, experts: int) -> tuple[Any, ...]:
         every = torch.cat([rows + number for number in range(experts)])
-        return (every.unflatten(0, (experts, -1)) if self.is_nested else every,)
+        return (_nested(every, experts) if self.is_nested else every,)
 
     def read(self, values: Sequence[Any], experts: int) -> Choices | None:
         if len(values) != 1 or not isinstance(values[0], torch.Tensor):
@@ -157,10 +155,9 @@ class EqualForm:
         self, forward: Forward, rows: torch.Tensor, counts: Sequence[int], like: Choices
     ) -> torch.Tensor:
         longest = max(counts)
-        padded = torch.cat([
-            functional.pad(part, (0, 0, 0, longest - len(part))) for part in rows.split([*counts])
-        ])  # fmt: skip
-        found = forward(padded.unflatten(0, (len(counts), -1)) if self.is_nested else padded)
+        parts = torch.split(rows, [*counts])
+        padded = torch.cat([functional.pad(each, (0, 0, 0, longest - len(each))) for each in parts])
+        found = forward(_nested(padded, len(counts)) if self.is_nested else padded)
         groups = found.reshape(len(counts), longest, found.shape[-1])
         return torch.cat([part[:count] for part, count in zip(groups, counts, strict=True)])
 
@@ -176,6 +173,10 @@ FORMS: tuple[CallForm, ...] = (
     EqualForm(is_nested=True),
 )
 """All forms that are known."""
+
+
+def _nested(rows: torch.Tensor, groups: int) -> torch.Tensor:
+    return rows.view(groups, -1, rows.shape[-1])
 
 
 def _are_integers(numbers: torch.Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""A plan of tensor and expert parallelism, which can be read and changed before a model is divided."""
+"""A plan of tensor and expert parallelism, to be read and changed before a model is divided."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class ModelPlan:
 def plan(
     model: nn.Module, layout: Layout, *, styles: Mapping[str, StyleName] | None = None
 ) -> ModelPlan:
-    """Returns what the ranks of `tp` and `ep` divide of a model. Changes nothing, and needs no ranks.
+    """Returns what the ranks of `tp` and `ep` divide of a model. Changes nothing; needs no ranks.
 
     Models of transformers state the styles of their modules; a few other classes are known.
     `styles` adds to these and changes them: a mapping from patterns to styles. A pattern is the end
