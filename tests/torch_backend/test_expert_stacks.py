@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
+import torch
 from torch import distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -60,6 +61,17 @@ def own_other_calls_of_experts(world):
     for text in ("dp=4,ep=4", "tp=4,ep=2,zero=3"):
         with turn(text=text):
             train(make, text)
+
+
+def own_divided_sequences(world):
+    data = [
+        tuple(torch.cat([each, each[:, :2]], dim=1) for each in batch) for batch in batches()
+    ]  # 8 positions
+    for text in ("dp=2,cp=2,ep=4", "cp=2,dp=2,ep=2,zero=3"):
+        with turn(text=text):
+            compare_model(
+                text, MixtureDecoder, lambda: CrossEntropy(VOCAB), data, unpredicted=("cp",)
+            )
 
 
 def own_pipelines_of_sequences(world):

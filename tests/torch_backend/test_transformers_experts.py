@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ pytest.importorskip("transformers")
 from torch import distributed as dist
 
 from cases_in_turn import turn
+from torch_backend.sequence_models import compare_sequences
 from torch_backend.test_layout_checkpoint import shared_folder
 from torch_backend.test_transformers_plans import (
     GROUPED,
@@ -19,8 +21,11 @@ from torch_backend.test_transformers_plans import (
     adamw,
     batches,
     compare,
+    in_float64,
     total_and_weight,
 )
+from torch_backend.test_transformers_sequences import batches as sequences
+from torch_backend.test_transformers_sequences import logits_of, loss_of
 from unisono.parallel import Layout, model_loss, parallelize, plan
 
 pytestmark = [pytest.mark.torch, pytest.mark.optional]
@@ -65,6 +70,23 @@ def own_experts_by_data(world):
 def own_experts_with_tensor_parallelism(world):
     for kind in MODELS:
         compare_layouts(kind, "dp=2,tp=2,ep=2,zero=1", "dp=2,tp=2,ep=4")
+
+
+@in_float64()
+def own_divided_sequences(world):
+    for kind, sizes in MODELS.items():
+        options = sizes | {"experts_implementation": "eager"}
+        for text in ("dp=2,cp=2,ep=4", "cp=4,ep=2,zero=3"):
+            with turn(kind=kind, text=text):
+                compare_sequences(
+                    text,
+                    partial(a_model, kind, **options),
+                    sequences(kind, masked=True),
+                    alone=lambda model, batch: loss_of(logits_of(model, batch), batch),
+                    loss=loss_of,
+                    call=logits_of,
+                    tolerance=1e-10,
+                )
 
 
 def own_implementations(world):

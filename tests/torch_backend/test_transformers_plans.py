@@ -67,6 +67,7 @@ def in_float64() -> Iterator[None]:
     def exact(x: torch.Tensor, dim: int, **options: Any) -> torch.Tensor:
         return softmax(x, dim)
 
+    exact.__name__ = "softmax"  # by which a watch over functions knows it
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.Tensor, "to", to)
         patch.setattr(torch.Tensor, "float", lambda self: to(self, torch.float32))

@@ -21,6 +21,10 @@ _TYPE = torch.float32
 """The type in which all copies compute: grouped products have no float64."""
 _BOUND = 1e-4
 """The largest difference, in parts of the largest result."""
+_SHIFT = 16
+"""The elements between the values of one expert and those of the next."""
+_MOST_COPIED = 2**24
+"""The elements of stacks of which each expert gets memory of its own."""
 _OTHER_ARGUMENTS = "it is not called with the experts of each row"
 _NO_SUM = "its result for a row is not the sum of weight x result over the experts of this row"
 
@@ -28,38 +32,40 @@ _NO_SUM = "its result for a row is not the sum of weight x result over the exper
 def checked_stack(stack: ExpertStack) -> ExpertStack | str:
     """Returns a stack with its counts and forms; else words about why its experts cannot be
     divided. Changes nothing."""
-    problem = _OTHER_ARGUMENTS
+    problem, small = _OTHER_ARGUMENTS, _small_stacks(stack)
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
         for counts in attributes_that_count(stack.module, stack.experts):
-            found = {form: _has_form(replace(stack, counts=counts), form) for form in FORMS}
+            counted = replace(stack, counts=counts)
+            found = {form: _has_form(counted, form, small) for form in FORMS}
             forms = tuple(form for form, is_right in found.items() if is_right)
             if forms:
-                return replace(stack, counts=counts, forms=forms)
+                return replace(counted, forms=forms)
             if False in found.values():
                 problem = _NO_SUM
     return problem
 
 
-def _has_form(stack: ExpertStack, form: CallForm) -> bool | None:
+def _has_form(stack: ExpertStack, form: CallForm, small: Mapping[str, torch.Tensor]) -> bool | None:
     """Returns True if copies of the module compute the same together and divided, False if not;
-    None if it does not take such arguments."""
+    None if it does not take such arguments. `small`: the stacks of the copies."""
     shapes = [getattr(stack.module, name).shape[1:] for name in stack.parameters]
     for width in sorted({size for shape in shapes for size in shape}):
         try:
-            return _is_weighted_sum(stack, form, width)
+            return _is_weighted_sum(stack, form, small, width)
         except Exception:  # the rows have another width, or the module other arguments
             continue
     return None
 
 
-def _is_weighted_sum(stack: ExpertStack, form: CallForm, width: int) -> bool:
+def _is_weighted_sum(
+    stack: ExpertStack, form: CallForm, small: Mapping[str, torch.Tensor], width: int
+) -> bool:
     """Returns True if copies of the module compute the same together and divided.
 
     Raises an exception of torch if the module does not take such arguments.
     """
-    generator = torch.Generator().manual_seed(0)
-    experts = min(stack.experts, _EXPERTS) // _PARTS * _PARTS
-    small = {name: _drawn(stack, name, experts, generator) for name in stack.parameters}
+    experts = len(next(iter(small.values())))
+    generator = torch.Generator().manual_seed(1)
     rows = torch.randn(_ROWS, width, generator=generator, dtype=_TYPE)
     # all rows choose one of the experts, so that a limit of rows for an expert shows
     numbers = torch.tensor([[0, 1 + row % (experts - 1)] for row in range(_ROWS)])
@@ -118,14 +124,21 @@ def _are_close(found: torch.Tensor, expected: torch.Tensor) -> bool:
     return float((found - expected).abs().max()) <= _BOUND * float(expected.abs().max())
 
 
-def _drawn(stack: ExpertStack, name: str, experts: int, generator: torch.Generator) -> torch.Tensor:
-    """Returns random values in the shape of a few experts: those of one, shifted for the others."""
-    parameter: nn.Parameter = getattr(stack.module, name)
-    shape = parameter.shape[1:]
-    first = (
-        torch.randn(shape.numel(), generator=generator, dtype=_TYPE) * shape[-1:].numel() ** -0.5
-    )
-    return torch.stack([first.roll(number).view(shape) for number in range(experts)])
+def _small_stacks(stack: ExpertStack) -> dict[str, torch.Tensor]:
+    """Returns stacks of a few experts with random values.
+
+    Those of one expert are those of another, shifted, so that large ones need the memory of one.
+    """
+    experts = min(stack.experts, _EXPERTS) // _PARTS * _PARTS
+    generator, found = torch.Generator().manual_seed(0), {}
+    for name in stack.parameters:
+        shape = getattr(stack.module, name).shape[1:]
+        count = shape.numel() + _SHIFT * (experts - 1)
+        drawn = torch.randn(count, generator=generator, dtype=_TYPE) * shape[-1:].numel() ** -0.5
+        strides = torch.empty(shape, device="meta").stride()
+        values = drawn.as_strided((experts, *shape), (_SHIFT, *strides))
+        found[name] = values if values.numel() > _MOST_COPIED else values.contiguous()
+    return found
 
 
 def _copy(stack: ExpertStack, values: Mapping[str, torch.Tensor]) -> nn.Module:
