@@ -46,6 +46,15 @@ def test_parameters_that_modules_outside_use_belong_to_the_stage():
     assert names(model) == sorted(["head", "model", *BLOCKS[1:]])
 
 
+def test_modules_of_several_blocks_belong_to_the_module_around_them():
+    model = NestedDecoder(blocks=3)
+    model.model.layers[2].mixer = model.model.layers[0].mixer
+    assert names(model) == sorted(["head", "model", "model.layers.1"])
+    model = NestedDecoder(blocks=3)
+    model.model.layers[2] = model.model.layers[0]
+    assert names(model) == sorted(["head", "model", *BLOCKS[:2]])
+
+
 def test_blocks_without_a_container():
     model = Wrapper(nn.Identity())
     for number in range(3):

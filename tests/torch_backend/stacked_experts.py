@@ -30,7 +30,8 @@ class StackedExperts(nn.Module):
         for expert in mask.sum(dim=(-1, -2)).nonzero().flatten().tolist():
             choice, token = torch.where(mask[expert])
             result = self.result(hidden_states[token], expert)
-            found.index_add_(0, token, result * top_k_weights[token, choice, None])
+            weighted = result * top_k_weights[token, choice, None]
+            found.index_add_(0, token, weighted.to(found.dtype))
         return found
 
     def result(self, rows: torch.Tensor, expert: int) -> torch.Tensor:
@@ -154,7 +155,7 @@ class Mixture(nn.Module):
         sources = order // CHOICES
         given = counts.tolist() if self.experts.is_list else counts
         results = self.experts(rows[sources], given) * weights.flatten()[order, None]
-        return torch.zeros_like(rows).index_add(0, sources, results)
+        return torch.zeros_like(rows).index_add(0, sources, results.to(rows.dtype))
 
     def of_all_rows(self, rows: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         every = rows * scores.T.unsqueeze(-1)

@@ -126,9 +126,13 @@ def own_shared_experts(world):
             second.experts.down_proj = first.experts.down_proj
         return made
 
-    for is_module in (False, True):
-        with turn(is_module=is_module):
-            train(partial(make, is_module), "dp=4,ep=2")
+    for text, is_module in (
+        ("dp=4,ep=2", False),
+        ("dp=4,ep=2,zero=3", True),
+        ("dp=4,zero=3", True),
+    ):
+        with turn(text=text, is_module=is_module):
+            train(partial(make, is_module), text)
 
 
 def own_checkpoints_of_activations(world):

@@ -229,6 +229,25 @@ def own_frozen_parameters(world):
     compare(make, "dp=2,tp=2,zero=3")
 
 
+class Caching(GroupedDecoder):
+    """Returns keys too, as models with a cache do, of which each rank has its own heads."""
+
+    def forward(self, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+        keys = self.layers[0].self_attn.k_proj(self.embed_tokens(tokens))
+        return {"logits": super().forward(tokens), "keys": keys}
+
+
+def own_refused_losses_name_the_loss(world):
+    def loss(output: dict[str, torch.Tensor], targets: torch.Tensor) -> torch.Tensor:
+        return CrossEntropy()(output["logits"], targets).square()
+
+    run = parallelize(Caching(), Layout(dp=2, tp=2), loss=loss, optimizer=adamw)
+    with pytest.raises(ValueError, match=r"^loss: ") as caught:
+        run.step(*batches()[0])
+    assert "\n" not in str(caught.value)
+    run.mesh.close()
+
+
 class Scaled(GroupedDecoder):
     """Uses a vector between the modules that divide and those that sum."""
 

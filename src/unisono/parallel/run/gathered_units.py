@@ -41,14 +41,25 @@ def gathered_units(stage: nn.Module) -> list[nn.Module]:
     for module in stage.modules():
         for parameter in module.parameters(recurse=False):
             owners[parameter].add(module)
-    experts = _experts(stage)
-    return [each for each in found if each not in experts and _is_alone(each, owners)]
+    experts, uses = _experts(stage), _uses(stage)
+    return [each for each in found if each not in experts and _is_alone(each, owners, uses)]
 
 
-def _is_alone(unit: nn.Module, owners: dict[nn.Parameter, set[nn.Module]]) -> bool:
-    """Returns True if no module outside of the unit has one of its parameters."""
-    inside = set(unit.modules())
-    return all(owners[each] <= inside for each in unit.parameters())
+def _uses(module: nn.Module) -> Counter[nn.Module]:
+    """Returns the number of places in a module where each module inside is."""
+    return Counter(each for _, each in module.named_modules(remove_duplicate=False))
+
+
+def _is_alone(
+    unit: nn.Module, owners: dict[nn.Parameter, set[nn.Module]], uses: Counter[nn.Module]
+) -> bool:
+    """Returns True if no module outside of the unit has one of its parameters, and none of its
+    modules is in another place of the stage. `uses`: the places in the stage."""
+    inside = _uses(unit)
+    return all(owners[each] <= inside.keys() for each in unit.parameters()) and all(
+        uses[each] == count * uses[unit] or not any(True for _ in each.parameters())
+        for each, count in inside.items()
+    )
 
 
 def _blocks(module: nn.Module) -> list[nn.Module]:
