@@ -44,8 +44,8 @@ def shard_modules(
 
     Dense parameters are split across the group `shard`, and the experts of `ep` across
     `expert_shard`. Parameters stay whole if their group has one rank, if they have no dimensions or
-    elements, if their type is not that of most elements of their module, if they are `kept`, and if
-    they are no experts but in a module of experts.
+    elements, if their type is not that of most elements of their module, if they are `kept`, and in
+    modules of experts if they are no experts, or if another module has them too.
     Gradients of the others are summed while backward runs. ZeRO-2 keeps the whole weights between
     forward and backward, and ZeRO-3 gathers them again. In a pipeline, both keep the whole weights
     and gradients of a stage during the step: the passes of a schedule that splits the backward pass
@@ -60,8 +60,11 @@ def shard_modules(
         for each, name in names.items()
         if mesh.group(name) is None or each.dim() == 0 or each.numel() == 0 or each in kept
     }
+    owners = Counter(each for module in root.modules() for each in module.parameters(recurse=False))
     for module in filter(_has_experts, root.modules()):  # torch splits them in one group
-        whole |= {each for each in module.parameters() if names[each] != "expert_shard"}
+        for each in module.parameters():
+            if names[each] != "expert_shard" or owners[each] > 1:
+                whole.add(each)
     if len(whole) == len(names):
         return []
     for each in names:
