@@ -122,6 +122,15 @@ class LimitedExperts(StackedExperts):
         return torch.cat([found[:3], torch.zeros_like(found[3:])])
 
 
+class TrainedExperts(MixingExperts):
+    """Mixes rows in training mode only."""
+
+    def result(self, rows, expert):
+        if self.training:
+            return super().result(rows, expert)
+        return StackedExperts.result(self, rows, expert)
+
+
 class NumberedExperts(StackedExperts):
     """Adds the number of the expert, which another rank would not know."""
 
@@ -170,8 +179,8 @@ class SeparateExperts(nn.Module):
 
 @pytest.mark.parametrize(
     "kind",
-    [NormalisedExperts, MixingExperts, LimitedExperts, NumberedExperts, WeighedInputs,
-     ConstantExperts],
+    [NormalisedExperts, MixingExperts, LimitedExperts, TrainedExperts, NumberedExperts,
+     WeighedInputs, ConstantExperts],
 )  # fmt: skip
 def test_experts_that_are_no_weighted_sum_are_refused(kind: type[nn.Module]) -> None:
     refused(Mixture(kind()), rf"experts: {kind.__name__}: its result for a row is not the sum")
@@ -218,6 +227,13 @@ def test_experts_in_narrow_types_are_found() -> None:
         assert len(plan(model, EP2).experts) == 1
         with pytest.raises(ValueError, match="is not the sum"):
             plan(Mixture(NormalisedExperts()).to(kind), EP2)
+
+
+def test_experts_with_dropout_are_found() -> None:
+    model = Mixture(BiasedExperts())
+    model.experts.norm = nn.Sequential(nn.Dropout(0.5), model.experts.norm)
+    assert len(plan(model.eval(), EP2).experts) == 1
+    assert len(plan(model.train(), EP2).experts) == 1
 
 
 def test_experts_without_random_weights_are_checked_too() -> None:

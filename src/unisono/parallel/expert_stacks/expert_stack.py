@@ -37,8 +37,10 @@ class ExpertStack:
 
     def read(self, given: Sequence[Any], options: Mapping[str, Any]) -> tuple[CallForm, Choices]:
         """Returns the form and the choices of a call. Raises `ValueError` for other calls."""
-        bound = inspect.signature(type(self.module).forward).bind(self.module, *given, **options)
-        _, *values = bound.arguments.values()
+        values = [*given]
+        if options:
+            signature = inspect.signature(type(self.module).forward)
+            _, *values = signature.bind(self.module, *given, **options).arguments.values()
         for form in self.forms:
             found = form.read(values, self.experts)
             if found is not None:

@@ -15,6 +15,7 @@ from torch import nn
 
 from unisono.parallel.expert_stacks.call_forms import FORMS, CallForm, Choices
 from unisono.parallel.expert_stacks.expert_stack import ExpertStack, attributes_that_count
+from unisono.torch_backend import drop_probability
 
 _EXPERTS, _PARTS, _ROWS = 8, 2, 6
 _TYPE = torch.float32
@@ -142,9 +143,13 @@ def _small_stacks(stack: ExpertStack) -> dict[str, torch.Tensor]:
 
 
 def _copy(stack: ExpertStack, values: Mapping[str, torch.Tensor]) -> nn.Module:
-    """Returns a copy of the module in eval mode that has other stacks."""
+    """Returns a copy of the module in training mode, without dropout, that has other stacks."""
     memo = {
         id(getattr(stack.module, name)): nn.Parameter(each, requires_grad=False)
         for name, each in values.items()
     }
-    return copy.deepcopy(stack.module, memo).to(_TYPE).eval()
+    made = copy.deepcopy(stack.module, memo).to(_TYPE).train()
+    for each in made.modules():
+        if drop_probability(each) > 0:
+            each.eval()
+    return made
