@@ -82,6 +82,13 @@ def own_pipelines_of_sequences(world):
     train(make, "dp=2,pp=2,ep=2")
 
 
+def own_pipelines_of_blocks(world):
+    example = batches()[0][0]
+    for text in ("dp=2,pp=2,ep=2", "pp=2,tp=2,ep=2"):
+        with turn(text=text):
+            train(MixtureDecoder, text, example=example, unpredicted=("pp",))
+
+
 def own_ranks_without_tokens(world):
     """Tests experts that no token chooses: their weights decay as in one process."""
 
@@ -202,10 +209,3 @@ def own_other_arguments_end_the_step_on_all_ranks(world):
     refused_in_a_step(
         made, r"experts: was called with float\d\d \(12, 24\), float\d\d \(12, 2\), int64 \(12, 2\)"
     )
-
-
-def own_traced_pipelines_are_refused(world):
-    pattern = r"a graph cannot contain layers.0.mlp.experts.*; ep = 1, pp = 1 or"
-    with pytest.raises(ValueError, match=pattern) as caught:
-        a_run(MixtureDecoder(), "dp=2,pp=2,ep=2", example=batches()[0][0])
-    assert "\n" not in str(caught.value)

@@ -23,11 +23,11 @@ def blocks_to_cut(
 ) -> RepeatedBlocks | None:
     """Returns the blocks of a model that a graph cannot serve; None for other models.
 
-    A graph has no modules, which `tp` by a plan and ZeRO 2 and 3 need. Call before the model is
-    divided. Raises `ValueError` if the model's blocks cannot be stages.
+    A graph has no modules, which `tp` and `ep` by a plan and ZeRO 2 and 3 need. Call before the
+    model is divided. Raises `ValueError` if the model's blocks cannot be stages.
     """
     model, layout = planned.model, planned.layout
-    needs_modules = planned.is_divided or layout.zero >= 2
+    needs_modules = planned.is_divided or planned.experts or layout.zero >= 2
     if layout.pp == 1 or is_sequence(model) or example is None or not needs_modules:
         return None
     names = meta_names(model)
@@ -62,7 +62,9 @@ def blocks_to_cut(
 def _why(planned: ModelPlan) -> str:
     """Returns what needs modules, in the words of a layout."""
     layout = planned.layout
-    return f"tp = {layout.tp}" if planned.is_divided else f"zero = {layout.zero}"
+    if planned.is_divided:
+        return f"tp = {layout.tp}"
+    return f"ep = {layout.ep}" if planned.experts else f"zero = {layout.zero}"
 
 
 @contextmanager

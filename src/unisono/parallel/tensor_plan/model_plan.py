@@ -56,12 +56,6 @@ class ModelPlan:
         return any(each.cuts for each in self.modules)
 
     @property
-    def divided_name(self) -> str | None:
-        """The name of the first module that the plan divides; None if it divides nothing."""
-        names = [each.name for each in self.modules if each.cuts]
-        return next(iter([*names, *(each.name for each in self.experts)]), None)
-
-    @property
     def head_copies(self) -> int:
         """The number of ranks that keep the same heads of keys and values; 1 without copies."""
         return max([1, *(cut.copies for each in self.modules for cut in each.cuts.values())])
