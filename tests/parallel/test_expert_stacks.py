@@ -236,6 +236,12 @@ def test_experts_with_dropout_are_found() -> None:
     assert len(plan(model.train(), EP2).experts) == 1
 
 
+def test_experts_on_meta_are_found() -> None:
+    with torch.device("meta"):
+        model = MixtureDecoder()
+    assert len(plan(model, EP2).experts) == 3
+
+
 def test_experts_without_random_weights_are_checked_too() -> None:
     model = Mixture(NormalisedExperts())
     for each in model.parameters():

@@ -145,6 +145,10 @@ def _small_stacks(stack: ExpertStack) -> dict[str, torch.Tensor]:
 def _copy(stack: ExpertStack, values: Mapping[str, torch.Tensor]) -> nn.Module:
     """Returns a copy of the module in training mode, without dropout, that has other stacks."""
     memo = {
+        id(each): nn.Parameter(torch.ones(each.shape), requires_grad=False)
+        for each in stack.module.parameters()
+        if each.is_meta
+    } | {
         id(getattr(stack.module, name)): nn.Parameter(each, requires_grad=False)
         for name, each in values.items()
     }
