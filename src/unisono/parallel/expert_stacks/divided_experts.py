@@ -10,10 +10,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from unisono.parallel.data_parallelism.parameter_block import cut, mark
+from unisono.parallel.data_parallelism.parameter_block import mark
 from unisono.parallel.expert_stacks.call_forms import CallForm, Choices
 from unisono.parallel.expert_stacks.expert_stack import ExpertStack
-from unisono.parallel.layers import ExpertExchange, gather_copies, keep_part
+from unisono.parallel.layers import (
+    ExpertExchange,
+    gather_copies,
+    keep_own_experts,
+    keep_part,
+)
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.torch_backend import is_in_backward
 
@@ -33,16 +38,7 @@ class DividedExperts:
     def __init__(self, stack: ExpertStack, mesh: TrainingMesh) -> None:
         self._stack, self._mesh = stack, mesh
         self.module = module = stack.module
-        for name in stack.parameters:
-            cut(
-                module,
-                name,
-                dim=0,
-                part=mesh.coordinates["ep"],
-                parts=mesh.layout.ep,
-                summed_over="expert_tokens",
-                held_by="expert_tokens",
-            )
+        keep_own_experts(module, stack.parameters, mesh)
         for name, parameter in module.named_parameters():
             if name not in stack.parameters:  # its gradient is that of the rows on this rank
                 mark(parameter, summed_over="stage")

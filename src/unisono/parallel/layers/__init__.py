@@ -17,7 +17,7 @@ from unisono.parallel.layers.linear_pair import (
     pair_linears,
     undivided_linear,
 )
-from unisono.parallel.layers.mixture_of_experts import Experts, MixtureOfExperts
+from unisono.parallel.layers.mixture_of_experts import Experts, MixtureOfExperts, keep_own_experts
 from unisono.parallel.layers.per_position import (
     has_forward_of,
     is_elementwise,
@@ -63,6 +63,7 @@ __all__ = [
     "has_forward_of",
     "is_elementwise",
     "is_per_position",
+    "keep_own_experts",
     "keep_part",
     "linear_pairs",
     "move_rows",

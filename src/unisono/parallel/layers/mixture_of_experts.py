@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import nn
@@ -167,6 +168,20 @@ class Router(nn.Linear):
         return functional.linear(x.to(wide), self.weight.to(wide))
 
 
+def keep_own_experts(module: nn.Module, names: Iterable[str], mesh: TrainingMesh) -> None:
+    """Cuts parameters with one entry for each expert, and keeps the entries of this rank."""
+    for name in names:
+        cut(
+            module,
+            name,
+            dim=0,
+            part=mesh.coordinates["ep"],
+            parts=mesh.layout.ep,
+            summed_over="expert_tokens",
+            held_by="expert_tokens",
+        )
+
+
 class Experts(nn.Module):
     """Several feed-forward networks of equal shape, without biases."""
 
@@ -179,16 +194,7 @@ class Experts(nn.Module):
 
     def keep_own(self, mesh: TrainingMesh) -> None:
         """Keeps this rank's experts."""
-        for name in ("up", "gate", "down"):
-            cut(
-                self,
-                name,
-                dim=0,
-                part=mesh.coordinates["ep"],
-                parts=mesh.layout.ep,
-                summed_over="expert_tokens",
-                held_by="expert_tokens",
-            )
+        keep_own_experts(self, ("up", "gate", "down"), mesh)
 
     def forward(self, rows: torch.Tensor, counts: list[int]) -> torch.Tensor:
         """Applies expert 0 to the first `counts[0]` rows, expert 1 to the next `counts[1]`, and so
