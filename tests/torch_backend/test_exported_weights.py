@@ -24,7 +24,8 @@ pytestmark = pytest.mark.torch
 RANKS = 4
 BACKENDS = ("unisono",)
 LAYOUTS = ("dp=4,zero=3", "dp=2,tp=2,zero=1", "tp=2,pp=2", "dp=2,pp=2,zero=2", "tp=4,tensor=2d")
-SCALE, EMPTY = "layer0.scale", "layer0.empty"
+SCALE, EMPTY, TURNS, PHASES = (f"layer0.{name}" for name in ("scale", "empty", "turns", "phases"))
+"""Buffers that DCP does not write: without dimensions or elements, integers, complex numbers."""
 
 
 def test_exported_weights(outcome):
@@ -47,6 +48,8 @@ def model(seed: int = 1) -> nn.Module:
     layer = made.get_submodule("layer0")
     layer.register_buffer("scale", torch.tensor(float(seed)))
     layer.register_buffer("empty", torch.ones(0, 3))
+    layer.register_buffer("turns", torch.arange(6).reshape(2, 3) + seed)
+    layer.register_buffer("phases", torch.arange(3).to(torch.complex64) * 1j * seed)
     made.config = Config()
     return made
 
@@ -88,7 +91,9 @@ def own_layouts_export_the_weights_of_one_process(world):
         run.export(folder)
         run.mesh.close()
         found = exported(folder)
-        assert found.keys() == {*expected, SCALE, EMPTY}
+        assert found.keys() == {*expected, SCALE, EMPTY, TURNS, PHASES}
+        for name in (SCALE, TURNS, PHASES):
+            assert torch.equal(found[name], alone.get_buffer(name)), name
         for name, values in expected.items():
             torch.testing.assert_close(found[name], values, rtol=1e-10, atol=1e-10)
         index = json.loads((folder / "model.safetensors.index.json").read_text())
@@ -148,14 +153,17 @@ def own_other_names_and_types_of_a_file(world):
     ((first, other),) = find_ties(model())
     tied = {first: other}
     renamed = {tied.get(name, name): each.float() for name, each in tensors.items()}
-    others = {SCALE: torch.tensor(7.0), EMPTY: torch.ones(0, 3)}
+    others = {
+        SCALE: torch.tensor(7.0), EMPTY: torch.ones(0, 3), TURNS: torch.arange(6).reshape(2, 3),
+        PHASES: torch.ones(3, dtype=torch.complex64),
+    }  # fmt: skip
     path = write(shared_folder(), renamed | others)
     run, folder = a_run("dp=2,tp=2,zero=3"), shared_folder()
     run.load_weights(str(path))
     run.export(folder)
     for name, values in exported(folder).items():
         expected = others[name] if name in others else tensors[name].float()
-        torch.testing.assert_close(values, expected.double(), rtol=0, atol=0)
+        assert torch.equal(values, expected.to(values.dtype)), name
     dist.barrier()
 
 
@@ -166,6 +174,19 @@ def refusal(run: ParallelRun, path: Path) -> str:
     dist.all_gather_object(found, str(caught.value))
     assert len({text.partition("safetensors")[2] for text in found}) == 1, found
     return found[0]
+
+
+def own_types_without_files_are_refused(world):
+    whole = model()
+    whole.get_submodule("layer0").register_buffer("wide", torch.ones(2, dtype=torch.complex128))
+    run = parallelize(
+        whole, Layout(dp=4), loss=CrossEntropy(small_shape().vocab), optimizer=torch.optim.SGD
+    )
+    with pytest.raises(
+        ValueError, match="complex128, which files of safetensors"
+    ) as caught:
+        run.export(shared_folder())
+    assert "\n" not in str(caught.value)
 
 
 def own_refusals_change_nothing(world):

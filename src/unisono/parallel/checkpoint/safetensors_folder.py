@@ -36,7 +36,7 @@ from unisono.parallel.checkpoint.tensor_block import TensorBlock
 
 _SUFFIX, _INDEX = ".safetensors", "model.safetensors.index.json"
 _MOST_RANKS = 10**6
-_SCALARS = f"model-scalars{_SUFFIX}"
+_OTHERS = f"model-others{_SUFFIX}"
 _FILE_BYTES = 5 * 10**9
 """Largest sum of the tensors of a file; a larger tensor has a file of its own."""
 _OPEN_BYTES = 2**26
@@ -70,13 +70,13 @@ def export_blocks(
         save_distributed=True,
         enable_consolidation=True,
     )
-    arrays = [replace(b, values=b.values.contiguous()) for b in blocks if not _is_scalar(b)]
+    arrays = [replace(b, values=b.values.contiguous()) for b in blocks if not _is_gathered(b)]
+    gathered = _gathered(blocks, group)
     write_blocks(arrays, group, storage_writer=writer)
-    scalars = _scalars(blocks, group)
     problem = ""
     if is_first(group):
         try:
-            _add_scalars(path, scalars)
+            _add(path, gathered)
             write_others(path)
             _move(path, folder)
         except (OSError, TypeError, ValueError) as error:
@@ -113,7 +113,7 @@ def _file_numbers(blocks: Sequence[TensorBlock], group: dist.ProcessGroup | None
     sizes = {
         each.name: math.prod(each.shape) * each.values.element_size()
         for each in blocks
-        if not _is_scalar(each)
+        if not _is_gathered(each)
     }
     number, filled, found = 1, 0, dict[str, int]()
     every = {name: nbytes for one in from_all(sizes, group) for name, nbytes in one.items()}
@@ -125,28 +125,47 @@ def _file_numbers(blocks: Sequence[TensorBlock], group: dist.ProcessGroup | None
     return found
 
 
-def _is_scalar(block: TensorBlock) -> bool:
-    return not block.shape or not math.prod(block.shape)
+def _is_gathered(block: TensorBlock) -> bool:
+    """Returns True for a tensor that DCP would write as zeros, or could not write: one without
+    dimensions or elements, or with another type than floating point."""
+    is_float = block.values.is_floating_point()
+    return not block.shape or not math.prod(block.shape) or not is_float
 
 
-def _scalars(
+def _gathered(
     blocks: Sequence[TensorBlock], group: dist.ProcessGroup | None
 ) -> dict[str, torch.Tensor]:
-    """Returns the tensors of all ranks that have no dimensions, or no elements. Collective."""
-    own = {each.name: each.values.detach().clone() for each in blocks if _is_scalar(each)}
-    return {name: each for found in from_all(own, group) for name, each in found.items()}
+    """Returns the tensors of all ranks that DCP does not write. Collective.
+
+    Raises `ValueError` on all ranks for a part of such a tensor, and for types that safetensors
+    does not have.
+    """
+    own = {each.name: each for each in blocks if _is_gathered(each)}
+    raise_on_all(next(filter(None, map(_problem_of, own.values())), ""), group)
+    values = {name: each.values.detach().clone() for name, each in own.items()}
+    return {name: each for found in from_all(values, group) for name, each in found.items()}
 
 
-def _add_scalars(path: Path, scalars: Mapping[str, torch.Tensor]) -> None:
-    """Adds a file with these tensors, which DCP would write as zeros."""
-    if not scalars:
+def _problem_of(block: TensorBlock) -> str:
+    """Returns why a tensor that DCP does not write cannot be exported, else ''."""
+    dtype = block.values.dtype
+    if not dtype.is_floating_point and dtype not in _TYPES.values():
+        return f"{block.name}: has {dtype}, which files of safetensors do not have"
+    if tuple(block.values.shape) != block.shape:
+        return f"{block.name}: has {dtype} and is divided; expected floating point"
+    return ""
+
+
+def _add(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Adds a file with these tensors."""
+    if not tensors:
         return
-    save_file(dict(scalars), path / _SCALARS)
+    save_file(dict(tensors), path / _OTHERS)
     index: dict[str, Any] = {"metadata": {"total_size": 0}, "weight_map": {}}
     if (path / _INDEX).exists():
         index = json.loads((path / _INDEX).read_text(encoding="utf-8"))
-    index["metadata"]["total_size"] += sum(each.nbytes for each in scalars.values())
-    index["weight_map"].update(dict.fromkeys(scalars, _SCALARS))
+    index["metadata"]["total_size"] += sum(each.nbytes for each in tensors.values())
+    index["weight_map"].update(dict.fromkeys(tensors, _OTHERS))
     (path / _INDEX).write_text(json.dumps(index, indent=2), encoding="utf-8")
 
 

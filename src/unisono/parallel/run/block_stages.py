@@ -15,11 +15,9 @@ import torch
 from torch import nn
 
 from unisono.parallel.run.batch_tree import replace_leaves
-from unisono.parallel.run.hollow_module import empty_tensors, shell
 from unisono.parallel.run.model_stages import cut_stages
 from unisono.parallel.run.repeated_blocks import RepeatedBlocks, parents_of
-
-_PARTS = ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set")
+from unisono.torch_backend import empty_tensors, own_children, share_parts, shell
 
 
 class _Reached(Exception):
@@ -44,8 +42,7 @@ class BlockStage(nn.Module):
             vars(root.get_submodule(name))["forward"] = self._skip
         if not self._is_last:
             vars(root.get_submodule(found.blocks[end]))["forward"] = self._stop
-        for name in _PARTS:  # this module has the same children and tensors
-            vars(self)[name] = vars(root)[name]
+        share_parts(self, root)
         self._end = [model.get_submodule(found.blocks[end - 1])]  # in lists: no children
         self._root = [root]
 
@@ -92,14 +89,16 @@ class BlockStage(nn.Module):
         if name in own:
             return model.get_submodule(name)
         if name not in parents:
-            return shell(found.hollows[name])
-        result = shell(model.get_submodule(name))
+            hollow: nn.Module = shell(found.hollows[name])
+            return hollow
+        result: nn.Module = shell(model.get_submodule(name))
         if not self._is_first:
             empty_tensors(result)
-        for child, module in vars(result)["_modules"].items():
+        children = own_children(result)
+        for child, module in children.items():
             path = f"{name}.{child}" if name else child
             if module is not None:
-                vars(result)["_modules"][child] = self._assembled(model, path, own, found, parents)
+                children[child] = self._assembled(model, path, own, found, parents)
         return result
 
 

@@ -34,6 +34,12 @@ from unisono.torch_backend.private.group_tables import (
     register_group,
     rename_backend,
 )
+from unisono.torch_backend.private.module_copies import (
+    empty_tensors,
+    forget_hooks,
+    share_parts,
+    shell,
+)
 from unisono.torch_backend.private.modules import (
     drop_probability,
     even_out_gradients,
@@ -104,9 +110,11 @@ __all__ = [
     "current_stream_handle",
     "device_types",
     "drop_probability",
+    "empty_tensors",
     "even_out_gradients",
     "flatten",
     "forget_forward_passes",
+    "forget_hooks",
     "forget_meshes",
     "gloo_class",
     "gloo_options",
@@ -144,6 +152,8 @@ __all__ = [
     "saved_by",
     "serve_device",
     "set_default_backend",
+    "share_parts",
+    "shell",
     "skip_message_setup",
     "span",
     "split_groups",

@@ -126,8 +126,12 @@ def even_out_gradients(group: Any) -> None:
     for each in group.fsdp_params if dtype is not None else ():
         whole = whole_parameter(each)
         if each.unsharded_accumulated_grad is None and whole is not None and whole.requires_grad:
-            gradient = torch.zeros_like(whole) if whole.grad is None else whole.grad
-            each.unsharded_accumulated_grad, whole.grad = gradient.to(dtype), None
+            gradient = (torch.zeros_like(whole) if whole.grad is None else whole.grad).to(dtype)
+            # since torch 2.15, this is the gradient of the parameter itself
+            if isinstance(vars(type(each)).get("unsharded_accumulated_grad"), property):
+                whole.grad = gradient
+            else:
+                each.unsharded_accumulated_grad, whole.grad = gradient, None
 
 
 def forget_meshes() -> None:
