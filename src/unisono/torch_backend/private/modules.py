@@ -12,6 +12,7 @@ from torch.nn.utils import parametrizations
 _dropout: Any = dropout
 _parametrizations: Any = parametrizations
 
+_SUMS: Final = "unsharded_accumulated_grad"
 _MODULE_HOOKS: Final = (
     "_forward_pre_hooks",
     "_forward_hooks",
@@ -119,19 +120,18 @@ def even_out_gradients(group: Any) -> None:
     """Gives the gathered parameters of a group gradients of one type, before they are summed.
 
     Several microbatches add gradients up in the type of the sums. A parameter that no microbatch
-    used, or only the last one, has none of this type, and torch refuses a mixture.
+    used, or only the last one, has none of this type, and torch refuses a mixture. Since torch
+    2.15, the gradient of the gathered parameter itself adds them up.
     """
+    if any(isinstance(getattr(type(each), _SUMS, None), property) for each in group.fsdp_params):
+        return
     found = [each.unsharded_accumulated_grad for each in group.fsdp_params]
     dtype = next((each.dtype for each in found if each is not None), None)
     for each in group.fsdp_params if dtype is not None else ():
         whole = whole_parameter(each)
         if each.unsharded_accumulated_grad is None and whole is not None and whole.requires_grad:
-            gradient = (torch.zeros_like(whole) if whole.grad is None else whole.grad).to(dtype)
-            # since torch 2.15, this is the gradient of the parameter itself
-            if isinstance(vars(type(each)).get("unsharded_accumulated_grad"), property):
-                whole.grad = gradient
-            else:
-                each.unsharded_accumulated_grad, whole.grad = gradient, None
+            gradient = torch.zeros_like(whole) if whole.grad is None else whole.grad
+            each.unsharded_accumulated_grad, whole.grad = gradient.to(dtype), None
 
 
 def forget_meshes() -> None:
