@@ -206,6 +206,25 @@ def _forecasts(document: Document) -> Iterator[str]:
         yield f"| {row['layout']} | {times} | {error:+.0%} | {mark} |"
 
 
+def _llama(document: Document) -> Iterator[str]:
+    yield "`python benchmarks/llama_steps.py`: steps of a small Llama of transformers, float32,"
+    yield "4 ranks, ms (our time over theirs). Accelerate runs torch's DDP on CPUs."
+    rows = document["rows"]
+    every = list(dict.fromkeys(who for row in rows for who in row["times_s"]))
+    yield from ("", f"| layout | {' | '.join(every)} |", "|---" * (1 + len(every)) + "|")
+    for row in rows:
+        times = row["times_s"]
+        cells = [_beside(times[every[0]], times.get(who), who == every[0]) for who in every]
+        yield f"| {row['strategy']} | {' | '.join(cells)} |"
+
+
+def _beside(ours: list[float], theirs: list[float] | None, is_ours: bool) -> str:
+    if theirs is None:
+        return ""
+    ratio = median(a / b for a, b in zip(ours, theirs, strict=True))
+    return f"{1e3 * median(theirs):.1f}" + ("" if is_ours else f" ({ratio:.2f})")
+
+
 def _kendall_tau(rows: list[Document], ranks: int) -> float:
     """Returns Kendall's tau between forecast and measured times of the layouts with `ranks` ranks:
     1 if both have the same order, -1 if the orders are opposite.
@@ -221,6 +240,7 @@ PARTS: Mapping[str, Renderer] = {
     "step-forecasts": _forecasts,
     "parallel-figures": _figures,
     "parallel-steps": _steps,
+    "llama-steps": _llama,
     "pipeline-bubbles": _bubbles,
     "context-attention": _context,
     "parameter-server-steps": _servers,
