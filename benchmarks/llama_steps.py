@@ -148,7 +148,7 @@ def transformers_tensor() -> Step:
 
 
 def accelerate_data() -> Step:
-    """Accelerate, which runs torch's DistributedDataParallel on CPUs, also with its FSDP plug-in."""
+    """Accelerate, which runs torch's DDP on CPUs, also with its plug-in for FSDP."""
     from accelerate import Accelerator
 
     model = llama()

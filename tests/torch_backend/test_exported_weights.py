@@ -182,9 +182,7 @@ def own_types_without_files_are_refused(world):
     run = parallelize(
         whole, Layout(dp=4), loss=CrossEntropy(small_shape().vocab), optimizer=torch.optim.SGD
     )
-    with pytest.raises(
-        ValueError, match="complex128, which files of safetensors"
-    ) as caught:
+    with pytest.raises(ValueError, match="complex128, which files of safetensors") as caught:
         run.export(shared_folder())
     assert "\n" not in str(caught.value)
 
