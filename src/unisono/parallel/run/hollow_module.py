@@ -13,6 +13,7 @@ def hollow(module: nn.Module) -> nn.Module:
     Its results are NaN where they depend on a parameter. The copy has no hooks, and neither
     parameters nor buffers for `named_parameters` and `named_buffers`.
 
+    >>> import torch
     >>> x = hollow(nn.Linear(2, 3))(torch.ones(4, 2))
     >>> x.shape, bool(x.isnan().all())
     (torch.Size([4, 3]), True)
