@@ -89,7 +89,8 @@ def _rank(
         )
         result: Any = part(rank, ranks, *args)
     except BaseException as error:
-        result = f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=-6)}"
+        traceback.print_exc(limit=-6)
+        result = f"{type(error).__name__}: {error}"
     results.put((rank, result))
     sys.stdout.flush()
     os._exit(0)

@@ -48,7 +48,7 @@ class Contestant:
 
     name: str
     device: str = ""
-    """Where the tensors are: "cuda", or "cpu" for copies in host memory, as a test of the way over
+    """Device of the tensors: "cuda", or "cpu" for copies in host memory, as a test of the way over
     a device. By default the arrays of the cases are sent themselves."""
 
     def __post_init__(self) -> None:

@@ -24,7 +24,7 @@ class Api(StrEnum):
 
 
 class Device(StrEnum):
-    """Where the tensors are."""
+    """Device of the tensors."""
 
     CPU = "cpu"
     CUDA = "cuda"

@@ -38,10 +38,9 @@ def blocks_to_cut(
             f"{_why(planned)}"
         )
     first = first_microbatch(example, layout, microbatches=microbatches, is_local=is_local)
-    value = first.value
 
     def run(module: nn.Module) -> Any:
-        return (call.with_inputs if isinstance(value, torch.Tensor) else call)(module, value)
+        return call.on_example(module, first.value)
 
     try:
         with _in_eval_mode(model):

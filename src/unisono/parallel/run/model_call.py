@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
+import torch
 from torch import nn
 
 from unisono.parallel.run.batch_tree import fields_of
@@ -64,6 +65,11 @@ class ModelCall:
     def with_inputs(self, model: nn.Module, inputs: Any) -> Any:
         """Returns the output for the inputs of `step(inputs, targets)`."""
         return model(inputs) if self.own is None else self.own(model, inputs)
+
+    def on_example(self, model: nn.Module, value: Any) -> Any:
+        """Returns the output for an example: the inputs of `step(inputs, targets)`, which are a
+        tensor, or a batch."""
+        return (self.with_inputs if isinstance(value, torch.Tensor) else self)(model, value)
 
     def again(self) -> AbstractContextManager[None] | None:
         """Returns the context that a backward pass needs, in which parts of the last call may run

@@ -78,7 +78,7 @@ class RunStage(_Base):  # type: ignore[misc]
         self.inputs: Sequence[Any] = ()
         """The inputs of each microbatch of the step, for stages that call a model with them."""
         self.call: Callable[[nn.Module, Any], Any] | None = None
-        """How a model is called with inputs."""
+        """The call of a model with inputs."""
         self._shared, self._microbatches = passes, microbatches
         self._under_way: dict[int, _Passes] = {}
         self._local: dict[int, tuple[list[torch.Tensor], ResultForm]] = {}

@@ -50,13 +50,11 @@ class TracedCall:
 
     def _forward(self, *tensors: torch.Tensor) -> Any:
         value = self.example.with_tensors(tensors)
-        is_tensor = isinstance(value, torch.Tensor)
-        call = self._call.with_inputs if is_tensor else self._call
         if not self._needs_loss:
-            return self._taken_apart(call(self._model, value))
+            return self._taken_apart(self._call.on_example(self._model, value))
         watch = LossWatch()
         with watch.passing():
-            loss = model_loss(call(self._model, value), value)
+            loss = model_loss(self._call.on_example(self._model, value), value)
         try:
             known, targets = watch.known(loss)
         except ValueError as error:  # the batch may have one part only

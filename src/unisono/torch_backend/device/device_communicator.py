@@ -33,7 +33,7 @@ class DeviceCommunicator:
         self.host, self.device, self._path, self._messages = comm, device, path, messages
         self.rank, self.size = int(comm.rank), int(comm.size)
         self.host_memory_reason = host_memory_reason
-        """Why data goes through host memory; empty if it does not."""
+        """The reason for host memory; empty if data does not go through it."""
         self._queue = CallQueue(device)
         self._dtypes: dict[tuple[Op, torch.dtype, ReduceOp], DType] = {}
 

@@ -15,7 +15,7 @@ _PERIOD_S = 0.1
 class LostRankWatch:
     """Lets this process's streams go on if a rank dies before its device work has ended.
 
-    A thread looks at the ranks while device work is left; it starts with the first work.
+    A thread checks the ranks while device work is left; it starts with the first work.
     """
 
     def __init__(self, comm: Any, device: PeerDevice) -> None:

@@ -18,7 +18,7 @@ from unisono.torch_backend.device.prepared_call import NUMBERS, Enqueue, has_end
 from unisono.torch_backend.private import hide_from_dynamo
 
 _MOST_CALLS = 4096
-"""How many kinds and prepared calls are kept; all ranks drop the same kinds."""
+"""Most kinds, and prepared calls, that are kept; all ranks drop the same kinds."""
 
 _REFUSED = 0  # instead of the number of a kind
 _NUMBERS = struct.Struct("=qqq")  # the number of a kind, the offsets of the input and the output

@@ -17,7 +17,7 @@ from unisono.torch_backend.device.peer_device import (
 )
 
 NUMBERS = 8
-"""How many numbers of events a call has: 0 for ready data, the last one for the end."""
+"""Count of the numbers of events of a call: 0 for ready data, the last one for the end."""
 
 _END = NUMBERS - 1
 
