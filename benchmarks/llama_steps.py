@@ -32,7 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 from unisono.parallel import Layout, model_loss, parallelize
 
 ROWS, LENGTH, RATE = 16, 64, 1e-3
-ON_UNISONO, ON_GLOO = "torch on unisono", "torch on gloo"
+ON_UNISONO, ON_GLOO, ALONE = "torch on unisono", "torch on gloo", "no communication"
 CUT = dict.fromkeys(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), ColwiseParallel)
 CUT |= dict.fromkeys(("o_proj", "down_proj"), RowwiseParallel)
 
@@ -93,6 +93,23 @@ def step_of(model: Any, optimizer: Any, group: dist.ProcessGroup | None) -> Step
 def torch_data(group: dist.ProcessGroup) -> Step:
     model = DistributedDataParallel(llama(), process_group=group)
     return step_of(model, adam(model.parameters()), group)
+
+
+def alone() -> Step:
+    """A step of this rank's part of the batch without communication: the limit of the cores."""
+    model = llama()
+    optimizer = adam(model.parameters())
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    data = {name: each.chunk(ranks)[rank] for name, each in batch().items()}
+
+    def step() -> float:
+        optimizer.zero_grad()
+        loss = model(**data).loss
+        loss.backward()
+        optimizer.step()
+        return float(loss.detach())
+
+    return step
 
 
 def sharded(model: Any, mesh: DeviceMesh) -> Any:
@@ -180,7 +197,8 @@ def measure(rounds: int, steps: int, only: str) -> list[Row]:
         found |= {who: make() for who, make in others.items()}
         if torchs is not torch_both:
             found[ON_GLOO] = torchs(gloo)
-        rows.append(measured_row(name, "Llama", found, rounds, steps))
+        limits = {ALONE: alone()} if torchs is torch_data else {}
+        rows.append(measured_row(name, "Llama", found, rounds, steps, limits))
     return rows
 
 

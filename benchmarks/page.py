@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from checkpoint_page import render_build, render_checkpoints
 from choice_page import render_choice, render_reproducible
 from controller_page import render_controller
 from faults_page import render_faults
@@ -31,6 +32,7 @@ SECTIONS: Mapping[str, tuple[str, Callable[[Any], list[str]]]] = {
     "Reproducibility": ("reproducible", render_reproducible),
     "Comparison with an older tree": ("trees", render_trees),
     "Weights from a trainer to workers": ("weight-transfer", render_weight_transfer),
+    "Models on the device meta": ("build-memory", render_build),
     "Faults": ("faults", render_faults),
     "Simulator: comparison with hosts of a lab": ("simulator-lab", render_lab),
     "Simulator: run time": ("simulator-speed", render_speed),
@@ -58,6 +60,8 @@ def write_page(folder: Path, page: Path) -> None:
             sections[title] = render(json.loads(path.read_text()))
     if found := _named(folder, "vllm-decode-"):
         sections["vLLM on CPUs"] = render_vllm(found)
+    if found := _named(folder, "checkpoint-"):
+        sections["Checkpoints"] = render_checkpoints(found)
     if runs := sorted(folder.glob("calibration-*.json")):
         sections["Simulator: prediction errors"] = render_calibration(runs)
     trainings = _named(folder, "train-")  # results of `unisono train TASK --json`

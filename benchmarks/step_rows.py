@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
+from types import MappingProxyType
 
 import torch
 from rich.table import Table
@@ -33,14 +34,27 @@ class Row:
         return median(ours / theirs for ours, theirs in pairs)
 
 
-def measured_row(strategy: str, model: str, found: dict[str, Step], rounds: int, steps: int) -> Row:
-    """Compares the losses of the contestants' first steps, then takes their times in turn."""
+def measured_row(
+    strategy: str,
+    model: str,
+    found: dict[str, Step],
+    rounds: int,
+    steps: int,
+    limits: Mapping[str, Step] = MappingProxyType({}),
+) -> Row:
+    """Compares the losses of the contestants' first steps, then takes their times in turn.
+
+    `limits`: steps that leave work out, so their losses are others.
+    """
     losses = {who: [step() for _ in range(4)] for who, step in found.items()}
     expected = losses[PARALLELIZE]
     for who, others in losses.items():
         wrong = max(abs(a / b - 1) for a, b in zip(others, expected, strict=True))
         if wrong > AGREEMENT:
             raise AssertionError(f"{strategy}, {model}: {who} has other losses: {losses}")
+    for step in limits.values():
+        step()
+    found = {**found, **limits}
     times: dict[str, list[float]] = {who: [] for who in found}
     for round_ in range(rounds):
         for who in found if round_ % 2 else reversed(found):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, cast
 
 import torch
+from torch import nn
 
 from unisono.parallel.run.batch_parts import Microbatch
 from unisono.parallel.run.batch_tree import BatchTree
@@ -33,10 +34,17 @@ class BatchLoss:
     """
 
     def __init__(
-        self, loss: Loss, *, is_balanced: bool, cut: int, weight: LossWeight | None = None
+        self,
+        loss: Loss,
+        *,
+        is_balanced: bool,
+        cut: int,
+        weight: LossWeight | None,
+        stages: Sequence[nn.Module],
     ) -> None:
         """`is_balanced`: the model adds balance losses to its gradients. `cut`: the number of
         dimensions of the targets that are cut into parts. `weight`: that of a part's mean loss.
+        `stages`: the modules that may compute the loss.
 
         Raises `ValueError` for losses of torch that are neither a mean nor a sum.
         """
@@ -44,7 +52,7 @@ class BatchLoss:
         self._given = weight
         known_loss(loss)
         self._known: KnownLoss | None = None
-        self._watch = LossWatch() if loss is model_loss and weight is None else None
+        self._watch = LossWatch(stages) if loss is model_loss and weight is None else None
         self._scale, self._parts, self._elements = 1.0, 1, 1.0
         self.weight = 0.0
         """The sum of the weights that the loss returned in this step."""

@@ -15,7 +15,7 @@ from unisono.parallel.data_parallelism.parameter_block import block_of
 from unisono.parallel.precision import Precision
 from unisono.parallel.rank_grid import GROUPS
 from unisono.parallel.run.gathered_module import CallOrder, GatheredModule, copy_views
-from unisono.parallel.run.gathered_units import gathered_units
+from unisono.parallel.run.gathered_units import gathered_units, kept_units
 from unisono.parallel.run.parameter_sets import (
     Groups,
     HeldParameter,
@@ -47,7 +47,8 @@ def shard_modules(
     elements, if their type is not that of most elements of their module, if they are `kept`, and in
     modules of experts if they are no experts, or if another module has them too.
     Gradients of the others are summed while backward runs. ZeRO-2 keeps the whole weights between
-    forward and backward, and ZeRO-3 gathers them again. In a pipeline, both keep the whole weights
+    forward and backward, and ZeRO-3 gathers them again, except those that backward passes need at
+    once or that blocks are inside of (`kept_units`). In a pipeline, both keep the whole weights
     and gradients of a stage during the step: the passes of a schedule that splits the backward pass
     need the gathered parameters before they begin. Parameters are gathered in the type of
     computation.
@@ -70,6 +71,8 @@ def shard_modules(
     for each in names:
         each.data = each.data.contiguous()  # torch splits contiguous parameters only
     units = gathered_units(root)  # before `fully_shard` changes the types of modules
+    is_again = mesh.layout.zero == 3 and mesh.layout.pp == 1
+    kept_whole = {root, *kept_units(units)} if is_again else set(root.modules())
     parts = [(each, "expert_shard") for each in root.modules() if _has_experts(each)]
     if mesh.group("shard") is None:  # the root holds experts only
         parts.append((root, "expert_shard"))
@@ -77,7 +80,7 @@ def shard_modules(
         parts += [(each, "shard") for each in [*units, root]]
     marks = {name: vars(each) for name, each in root.named_parameters()}
     found = [
-        _shard(module, name, mesh, whole, order, precision)
+        _shard(module, name, mesh, whole, order, precision, is_kept=module in kept_whole)
         for module, name in parts
         if module is root or any(each not in whole for each in _unsplit(module))
     ]
@@ -102,10 +105,13 @@ def _shard(
     whole: set[nn.Parameter],
     order: CallOrder,
     precision: Precision,
+    *,
+    is_kept: bool,
 ) -> GatheredModule | None:
     """Splits the parameters of a module that are not split yet across a group, except `whole`.
 
-    Adds to `whole` the parameters that torch cannot split together with the others.
+    `is_kept`: the gathered parameters stay until the backward pass. Adds to `whole` the parameters
+    that torch cannot split together with the others.
     """
     if mesh.group(name) is None or not any(True for _ in module.parameters()):
         return None
@@ -117,7 +123,7 @@ def _shard(
     sharded = fully_shard(
         module,
         mesh=mesh.device_mesh(*(["dp_replicate"] if mesh.group("dp_replicate") else []), name),
-        reshard_after_forward=mesh.layout.zero == 3 and mesh.layout.pp == 1,
+        reshard_after_forward=not is_kept,
         shard_placement_fn=lambda each: Shard(_dim_to_split(each, ranks)),
         ignored_params=whole,
         mp_policy=_policy([each for each in _unsplit(module) if each not in whole], precision),
@@ -125,7 +131,7 @@ def _shard(
     module.register_forward_hook(outputs.put_together)
     sharded.set_gradient_divide_factor(1.0)
     sharded.set_force_sum_reduction_for_comms(True)
-    return GatheredModule(sharded, order, is_pipelined=mesh.layout.pp > 1)
+    return GatheredModule(sharded, order, is_kept=is_kept, is_pipelined=mesh.layout.pp > 1)
 
 
 def _policy(parameters: Sequence[nn.Parameter], precision: Precision) -> MixedPrecisionPolicy:
@@ -254,20 +260,19 @@ class FullyShardedSet:
     def traffic(self, microbatches: int) -> dict[str, float]:
         """Returns the bytes that a rank sends in a step, by group.
 
-        In each microbatch, ranks gather weights (with ZeRO-3 twice) and sum gradients. In a
-        pipeline, they do both once in a step. Parts are padded to equal sizes. The parameters of
-        modules that the last step did not call are not moved, and frozen ones are not summed.
+        In each microbatch, ranks gather weights (with ZeRO-3 most of them twice) and sum gradients.
+        In a pipeline, they do both once in a step. Parts are padded to equal sizes. The parameters
+        of modules that the last step did not call are not moved, and frozen ones are not summed.
         """
         ranks, replicas = (self._mesh.ranks(name) for name in (self._shard, "dp_replicate"))
         layout = self._mesh.layout
-        # ZeRO-2 gathers once and sums once, ZeRO-3 gathers twice and sums once.
-        rounds, gathers = (microbatches, layout.zero - 1) if layout.pp == 1 else (1, 1)
+        rounds = microbatches if layout.pp == 1 else 1
         scattered = 0
         summed: Counter[tuple[GatheredModule, int]] = Counter()
         for each, module in zip(self.held, self._modules, strict=True):
             part, item = _part_elements(each.values, len(ranks)), self._reduced(each).itemsize
             gathered = self._precision.computed(each.values.dtype).itemsize
-            both = gathers * gathered + each.values.requires_grad * item
+            both = (2 - module.is_kept) * gathered + each.values.requires_grad * item
             scattered += min(rounds, module.calls) * part * both
             summed[module, item] += part * each.values.requires_grad
         place = replicas.index(self._mesh.rank)
@@ -310,7 +315,7 @@ def frozen_traffic(
     for held in frozen:
         if isinstance(held.values, DTensor):
             module, name = owners[held.values], shard_name(held.block)
-            again = mesh.layout.zero == 3 and mesh.layout.pp == 1 and module.is_gathered_again
+            again = module.is_gathered_again
             times = min(microbatches if mesh.layout.pp == 1 else 1, module.calls)
             sent = _gather_bytes(held.values, len(mesh.ranks(name)), precision)
             found[name] += times * (1 + again) * sent

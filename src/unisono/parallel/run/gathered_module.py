@@ -68,11 +68,15 @@ class GatheredModule:
     rank did not use counts as zero, because other ranks may have used the parameter.
     """
 
-    def __init__(self, module: FSDPModule, order: CallOrder, *, is_pipelined: bool) -> None:
-        """`module`: the result of `fully_shard`. `is_pipelined`: several microbatches may be under
-        way at once, and their gradients are summed after the last one."""
+    def __init__(
+        self, module: FSDPModule, order: CallOrder, *, is_kept: bool, is_pipelined: bool
+    ) -> None:
+        """`module`: the result of `fully_shard`. `is_kept`: gathered parameters stay until the
+        backward pass. `is_pipelined`: several microbatches may be under way at once, and their
+        gradients are summed after the last one."""
         self._module, self._is_alone = module, not is_pipelined
         self._order, self._number = order, order.add_module()
+        self.is_kept = is_kept
         self.calls = 0
         """Number of forward passes through the module since `restart`."""
         self.used: set[nn.Parameter] = set()
@@ -98,11 +102,13 @@ class GatheredModule:
 
     @property
     def is_gathered_again(self) -> bool:
-        """True if the last backward pass gathered the parameters, with ZeRO-3.
+        """True if the last backward pass gathered the parameters.
 
-        Torch gathers those of each module that a gradient reaches, and in advance those of the
-        module before it.
+        With ZeRO-3, torch gathers those of each module that a gradient reaches, and in advance
+        those of the module before it, unless they are kept.
         """
+        if self.is_kept:
+            return False
         return self._has_gradient or (self.next is not None and self.next._has_gradient)
 
     @property

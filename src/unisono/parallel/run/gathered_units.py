@@ -45,6 +45,26 @@ def gathered_units(stage: nn.Module) -> list[nn.Module]:
     return [each for each in found if each not in experts and _is_alone(each, owners, uses)]
 
 
+def kept_units(units: list[nn.Module]) -> set[nn.Module]:
+    """Returns the units that keep their gathered parameters between forward and backward.
+
+    These are the last unit, whose backward pass comes first, and the last unit around blocks, with
+    those around it: each is gathered while its blocks run in both directions. `units`: those of
+    `gathered_units`.
+
+    >>> blocks = nn.ModuleList(nn.Linear(32, 32) for _ in range(3))
+    >>> stack = nn.ModuleDict({"embedding": nn.Embedding(50, 32), "blocks": blocks})
+    >>> head = nn.Linear(32, 50)
+    >>> kept_units([*blocks, stack, head]) == {stack, head}
+    True
+    """
+    around = [
+        each for each in units if any(inner in set(each.modules()) - {each} for inner in units)
+    ]
+    last = around[-1:]
+    return {*units[-1:], *last, *(each for each in around if last[0] in set(each.modules()))}
+
+
 def _uses(module: nn.Module) -> Counter[nn.Module]:
     """Returns the number of places in a module where each module inside is."""
     return Counter(each for _, each in module.named_modules(remove_duplicate=False))

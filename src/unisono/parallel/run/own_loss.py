@@ -8,12 +8,13 @@ the weight comes from the call of torch's loss inside the model's forward pass, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from unisono.parallel.run.known_losses import KnownLoss, known_call
@@ -65,17 +66,51 @@ class TracedLoss:
 
 
 class LossWatch:
-    """Watches forward passes for the losses of torch that they call."""
+    """Watches forward passes for the losses of torch that they call.
 
-    def __init__(self) -> None:
+    To watch every function costs a tenth of a small model's pass. So the first pass finds the
+    module that ends last before the loss, and later passes are watched from the end of this module.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module] = ()) -> None:
+        """`modules`: those whose passes may be watched from the end of a module inside."""
+        self._modules = modules
         self._calls = _Calls()
+        self._last: nn.Module | None = None
+        """The module at whose end the watch of later passes begins."""
+        self._waiting: ExitStack | None = None
+        """The context of a pass that is not watched yet."""
+        self._is_missed = False
+        """True if the last pass did not come to that module."""
 
     @contextmanager
     def passing(self) -> Iterator[None]:
         """Watches the forward pass inside."""
         self._calls = _Calls()
-        with self._calls:
-            yield
+        with ExitStack() as context:
+            if self._last is None:
+                self._begin_whole(context)
+            else:
+                self._waiting = context
+                context.callback(self._last.register_forward_hook(self._begin).remove)
+            try:
+                yield
+            finally:
+                self._is_missed, self._waiting = self._waiting is not None, None
+        if self._last is None:
+            self._last = self._calls.last_before
+
+    def _begin_whole(self, context: ExitStack) -> None:
+        """Watches a pass from its beginning, and the ends of all modules."""
+        for module in {each for root in self._modules for each in root.modules()}:
+            hook = module.register_forward_hook(self._calls.end_module)
+            context.callback(hook.remove)
+        context.enter_context(self._calls)
+
+    def _begin(self, *_: object) -> None:
+        if self._waiting is not None:
+            self._waiting.enter_context(self._calls)
+            self._waiting = None
 
     def known(self, loss: torch.Tensor) -> tuple[KnownLoss, torch.Tensor]:
         """Returns what is known about a loss of the last pass, and the targets of its call.
@@ -86,6 +121,9 @@ class LossWatch:
         found = self._calls.losses.get(id(loss))
         if found is None:
             what = "is not the result of one loss of torch.nn.functional"
+            if self._is_missed:
+                which = type(self._last).__name__
+                what += f", or came before the end of a {which}, which it followed in earlier steps"
             if self._calls.losses:
                 what = "is not the result of one loss of torch alone, but combined with others"
             raise ValueError(
@@ -107,6 +145,13 @@ class _Calls(TorchFunctionMode):
         self.losses: dict[int, tuple[KnownLoss, tuple[Any, Any]]] = {}
         self._kept: list[Any] = []
         """The results, so that no other tensor gets the identity of one."""
+        self.last_before: nn.Module | None = None
+        """The module that ended last before the first loss."""
+        self._ended: nn.Module | None = None
+
+    def end_module(self, module: nn.Module, *_: object) -> None:
+        """Notes the end of a module's forward pass."""
+        self._ended = module
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -126,6 +171,8 @@ class _Calls(TorchFunctionMode):
         except ValueError:  # neither a mean nor a sum
             return
         if known is not None and len(args) == 2:
+            if not self.losses:
+                self.last_before = self._ended
             self._keep(found, (known, args))
 
     def _follow(self, name: str, args: Any, kwargs: dict[str, Any], found: Any) -> None:

@@ -93,7 +93,11 @@ class ParallelRun(RunFiles):
         self._gathered = gathered
         layout = mesh.layout
         self._loss = BatchLoss(
-            loss, is_balanced=is_balanced, cut=1 + (layout.cp > 1), weight=weight
+            loss,
+            is_balanced=is_balanced,
+            cut=1 + (layout.cp > 1),
+            weight=weight,
+            stages=modules if layout.cp == 1 else [],  # with cp, a pass has a watch of its own
         )
         self._context = PassContext(
             stages,
