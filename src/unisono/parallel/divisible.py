@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import nn
@@ -52,17 +52,47 @@ class MicrobatchPart:
 
     inputs: torch.Tensor
     samples: int
+    """Number of samples of the part."""
+    tokens: int
+    """Number of tokens of the part, before sequence parallelism splits them."""
+    whole_samples: int
     """Number of samples of the whole microbatch, over all ranks of `dp`."""
+    item_bytes: int
+    """Bytes of an element of an activation."""
+    wide_bytes: int
+    """Bytes of an element of a loss, of a router's scores, and of keys in a divided sequence."""
 
 
 @runtime_checkable
 class Exchanging(Protocol):
-    """A model whose traffic depends on the values of its inputs."""
+    """A module that communicates in its passes. Reports predict its traffic."""
 
     def bytes_sent(self, parts: Sequence[MicrobatchPart]) -> Mapping[str, float]:
         """Returns the bytes that this rank sends in a step's forward and backward passes.
 
-        The keys are names of `GROUPS`.
+        `parts`: this rank's microbatches. The keys are names of `GROUPS`.
 
-        The bytes come from closed forms, without communication, and exclude sums of gradients.
+        The bytes come from closed forms, or from the sizes of the last step, without communication.
+        They exclude sums of gradients, and what the modules inside send.
         """
+
+
+Attached = TypeVar("Attached")
+_ATTACHED = "unisono_attached"
+
+
+def attach(module: nn.Module, found: object) -> None:
+    """Attaches an object to a module, which keeps its class: the object divides the module."""
+    vars(module)[_ATTACHED] = (*vars(module).get(_ATTACHED, ()), found)
+
+
+def attached(model: nn.Module, kind: type[Attached]) -> Iterator[Attached]:
+    """Yields the objects of a kind that are attached to the modules of a model."""
+    for module in model.modules():
+        yield from (each for each in vars(module).get(_ATTACHED, ()) if isinstance(each, kind))
+
+
+def exchanging(model: nn.Module) -> Iterator[Exchanging]:
+    """Yields the modules of a model, and the objects attached to them, that communicate."""
+    yield from (each for each in model.modules() if isinstance(each, Exchanging))
+    yield from attached(model, Exchanging)  # type: ignore[type-abstract]

@@ -120,6 +120,11 @@ class TrainingMesh:
         self.ranks(name)  # raises ValueError for an unknown name
         return self._groups.get(name)
 
+    def sum_elements(self, count: int, name: str) -> int:
+        """Returns the elements that this rank sends to sum `count` elements over a group."""
+        ranks = self.ranks(name)
+        return sum_elements(count, ranks=len(ranks), rank=ranks.index(self.rank))
+
     def counted_as(self, name: str) -> str:
         """Returns the name under which `bytes_sent` counts a group: the first name with the same
         ranks, or `tp` for the groups of its grid."""
@@ -203,6 +208,19 @@ class TrainingMesh:
         self._groups.clear()
         self._made.clear()
         forget_meshes()
+
+
+def sum_elements(count: int, *, ranks: int, rank: int) -> int:
+    """Returns the elements that a rank sends to sum `count` elements over the ranks.
+
+    A rank sends all elements except its share, then its share to every other rank. Shares differ by
+    at most one element; the first ranks have the longer shares.
+
+    >>> [sum_elements(4, ranks=3, rank=rank) for rank in range(3)]
+    [6, 5, 5]
+    """
+    share = count // ranks + (rank < count % ranks)
+    return count + (ranks - 2) * share
 
 
 def _timeout(comm: Communicator | None) -> timedelta | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
@@ -14,6 +15,7 @@ from unisono.parallel.context.gathered_attention import (
     whole_attention,
 )
 from unisono.parallel.context.ring_attention import ring_attention
+from unisono.parallel.divisible import MicrobatchPart
 from unisono.planner import nearest_divisor
 
 CONTEXT_KINDS = ("ring", "ulysses", "allgather")
@@ -113,3 +115,18 @@ class ContextAttention:
                 f"ulysses attention: {self.ranks} ranks do not divide {heads} heads; "
                 f"{nearest_divisor(heads, self.ranks)} do, and so do the other kinds"
             )
+
+    def bytes_sent(
+        self, *, heads: int, kv_heads: int, head_dim: int, tokens: int, part: MicrobatchPart
+    ) -> float:
+        """Returns the bytes that a rank sends for the attention of `tokens` positions, forward and
+        backward. Attention to blocks of keys computes in float32 at least."""
+        others = self.ranks - 1
+        narrow, wide = (each * head_dim * tokens for each in (kv_heads, heads))
+        if self.kind == "ring" and others:
+            return 2 * narrow * (2 * others + self.ranks) * part.wide_bytes
+        if self.kind == "allgather":
+            return 2 * 2 * narrow * others * part.wide_bytes
+        # heads of keys and values are repeated until the ranks divide them
+        copies = math.lcm(kv_heads, self.ranks) // kv_heads
+        return 2 * others / self.ranks * 2 * (wide + copies * narrow) * part.item_bytes

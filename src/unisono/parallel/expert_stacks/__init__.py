@@ -4,8 +4,8 @@
 rank, and exchanges the rows of their tokens.
 """
 
-from unisono.parallel.expert_stacks.divided_experts import DividedExperts, divided_experts
+from unisono.parallel.expert_stacks.divided_experts import DividedExperts
 from unisono.parallel.expert_stacks.expert_stack import ExpertStack
 from unisono.parallel.expert_stacks.found_stacks import FoundStacks, find_stacks
 
-__all__ = ["DividedExperts", "ExpertStack", "FoundStacks", "divided_experts", "find_stacks"]
+__all__ = ["DividedExperts", "ExpertStack", "FoundStacks", "find_stacks"]

@@ -3,14 +3,14 @@ them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
 
 from unisono.parallel.data_parallelism.parameter_block import mark
+from unisono.parallel.divisible import MicrobatchPart, attach
 from unisono.parallel.expert_stacks.call_forms import CallForm, Choices
 from unisono.parallel.expert_stacks.expert_stack import ExpertStack
 from unisono.parallel.layers import (
@@ -22,7 +22,6 @@ from unisono.parallel.layers import (
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.torch_backend import is_in_backward
 
-_NAME = "unisono_divided_experts"
 _SENT = "unisono_bytes_sent"
 _COUNT_BYTES = 8
 
@@ -43,17 +42,16 @@ class DividedExperts:
             if name not in stack.parameters:  # its gradient is that of the rows on this rank
                 mark(parameter, summed_over="stage")
         module.forward = self._forward
-        vars(module)[_NAME] = self
+        attach(module, self)
         self.restart()
 
     def restart(self) -> None:
         """Begins a step, whose bytes are counted."""
         vars(self.module)[_SENT] = {}  # an attribute of the module, so an evaluation restores it
 
-    @property
-    def bytes_sent(self) -> Mapping[str, float]:
-        """The bytes that this rank sends in the passes since `restart`, by group, from closed forms
-        of the numbers of rows."""
+    def bytes_sent(self, parts: Sequence[MicrobatchPart] = ()) -> Mapping[str, float]:
+        """Returns the bytes that this rank sends in the passes since `restart`, by group, from
+        closed forms of the numbers of rows; see `Exchanging`."""
         found: Mapping[str, float] = vars(self.module)[_SENT]
         return found
 
@@ -136,15 +134,8 @@ class DividedExperts:
         self._note("tp", (ranks - 1) * longest * sum(map(_row_bytes, parts)))
 
     def _note(self, name: str, sent: float) -> None:
-        before = self.bytes_sent
+        before = self.bytes_sent()
         vars(self.module)[_SENT] = {**before, name: before.get(name, 0) + sent}
-
-
-def divided_experts(stage: nn.Module) -> Iterator[DividedExperts]:
-    """Yields the modules of a stage whose experts the ranks of `ep` divide."""
-    for module in stage.modules():
-        if _NAME in vars(module):
-            yield vars(module)[_NAME]
 
 
 def _has_gradient(values: torch.Tensor) -> bool:

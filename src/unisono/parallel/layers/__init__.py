@@ -13,7 +13,6 @@ from unisono.parallel.layers.layout_dropout import BatchPlace, LayoutDropout
 from unisono.parallel.layers.linear_pair import (
     LinearPair,
     TensorSize,
-    linear_pairs,
     pair_linears,
     undivided_linear,
 )
@@ -65,7 +64,6 @@ __all__ = [
     "is_per_position",
     "keep_own_experts",
     "keep_part",
-    "linear_pairs",
     "move_rows",
     "pair_linears",
     "sum_of_all",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
 from torch import nn
 
 from unisono.parallel.context import ContextAttention
+from unisono.parallel.divisible import MicrobatchPart
 from unisono.parallel.layers.tensor_parallel import tensor_parallel
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import Transformer, nearest_divisor
@@ -32,6 +35,8 @@ class SelfAttention(nn.Module):
         self.output = nn.Linear(wide, shape.hidden, bias=has_bias)
         self._tensor = tensor_parallel()
         self._attend = ContextAttention(context, None)
+        self._sample_parts = 1
+        """Number of parts into which tensor parallelism splits the samples."""
 
     def divide(self, mesh: TrainingMesh) -> None:
         """Keeps this rank's heads.
@@ -51,6 +56,7 @@ class SelfAttention(nn.Module):
             self._tensor.divide_first(linear)
         self._tensor.divide_last(self.output)
         self._attend = ContextAttention(self.context, mesh.group("cp"))
+        self._sample_parts = mesh.layout.tp // parts
 
     def _firsts(self) -> tuple[nn.Linear, ...]:
         return self.query, self.key, self.value
@@ -62,3 +68,18 @@ class SelfAttention(nn.Module):
         )
         mixed = self._attend(query, key, value, is_causal=self.is_causal)
         return self._tensor.last(mixed.transpose(1, 2).flatten(2), self.output)
+
+    def bytes_sent(self, parts: Sequence[MicrobatchPart]) -> Mapping[str, float]:
+        """Returns the bytes that this rank sends on `tp` and `cp` in a step; see `Exchanging`."""
+        tensor, firsts, on_tp, on_cp = self._tensor, self._firsts(), 0.0, 0.0
+        for each in parts:
+            moved = tensor.first_elements(each, firsts) + tensor.last_elements(each, self.output)
+            on_tp += moved * each.item_bytes
+            on_cp += self._attend.bytes_sent(
+                heads=self.heads // tensor.parts,
+                kv_heads=self.kv_heads // tensor.parts,
+                head_dim=self.head_dim,
+                tokens=each.tokens // self._sample_parts,
+                part=each,
+            )
+        return {"tp": on_tp, "cp": on_cp}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
 from torch import nn
 from torch.nn import functional
 
+from unisono.parallel.divisible import MicrobatchPart
 from unisono.parallel.layers.tensor_exchanges import Group, copy_to_all, sum_of_all
 from unisono.parallel.layers.tensor_parallel import tensor_parallel
 from unisono.parallel.training_mesh import TrainingMesh
@@ -29,12 +32,13 @@ class FeatureNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(width)) if is_centred else None
         self._width, self.is_centred = width, is_centred
         self._group: Group = None
+        self._tensor = tensor_parallel()
 
     def divide(self, mesh: TrainingMesh) -> None:
         """Keeps this rank's part of weight and bias, if tensor parallelism splits the width."""
-        tensor = tensor_parallel(mesh)
-        tensor.divide_between(self, "weight")
-        tensor.divide_between(self, "bias")
+        self._tensor = tensor_parallel(mesh)
+        self._tensor.divide_between(self, "weight")
+        self._tensor.divide_between(self, "bias")
         if mesh.layout.tensor != "1d":
             self._group = mesh.group("tp_column")
 
@@ -65,3 +69,12 @@ class FeatureNorm(nn.Module):
         gradients, since each rank uses the mean for its own part."""
         total = sum_of_all(x.sum(-1, keepdim=True), self._group)
         return copy_to_all(total, self._group) / self._width
+
+    def bytes_sent(self, parts: Sequence[MicrobatchPart]) -> Mapping[str, float]:
+        """Returns the bytes that this rank sends on `tp` in a step; see `Exchanging`."""
+        if self._group is None:
+            return {}
+        count = 4 if self.is_centred else 2  # means of x and of x^2, forward and backward
+        return {
+            "tp": sum(self._tensor.sum_elements(each, count) * each.wide_bytes for each in parts)
+        }

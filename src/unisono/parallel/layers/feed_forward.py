@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
 from torch import nn
 from torch.nn import functional
 
+from unisono.parallel.divisible import MicrobatchPart
 from unisono.parallel.layers.tensor_parallel import tensor_parallel
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import Transformer
@@ -38,6 +41,16 @@ class FeedForward(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         up, *gate = self._tensor.first(x, self._firsts())
         return self._tensor.last(activate(up, gate[0] if gate else None), self.down)
+
+    def bytes_sent(self, parts: Sequence[MicrobatchPart]) -> Mapping[str, float]:
+        """Returns the bytes that this rank sends on `tp` in a step; see `Exchanging`."""
+        tensor, firsts = self._tensor, self._firsts()
+        moved = (
+            each.item_bytes
+            * (tensor.first_elements(each, firsts) + tensor.last_elements(each, self.down))
+            for each in parts
+        )
+        return {"tp": sum(moved)}
 
 
 def activate(up: torch.Tensor, gate: torch.Tensor | None) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -11,13 +11,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from unisono.parallel.divisible import Divisible
+from unisono.parallel.divisible import Divisible, MicrobatchPart, attach
 from unisono.parallel.layers.per_position import is_elementwise
 from unisono.parallel.layers.tensor_1d import Tensor1D
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.torch_backend import has_hooks, own_buffers, own_children, own_parameters
-
-_NAME = "unisono_linear_pair"
 
 
 class TensorSize(NamedTuple):
@@ -39,13 +37,13 @@ class LinearPair:
         """Keeps this rank's parts of both layers, and adds exchanges before and after the pair."""
         self.sums: tuple[TensorSize, TensorSize] | None = None
         """The sums over the ranks in the last pass: of the results, and of the gradients."""
-        self._tensor, self._last = Tensor1D(mesh), last
+        self._mesh, self._tensor, self._last = mesh, Tensor1D(mesh), last
         self._tensor.divide_first(first)
         self._tensor.divide_last(last)
         self._gradients = TensorSize(0, 0)
         first.register_forward_pre_hook(self._enter)
         last.forward = self._leave  # type: ignore[method-assign, assignment]
-        vars(last)[_NAME] = self
+        attach(last, self)
 
     def _enter(self, _: nn.Module, arguments: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
         (x,) = arguments
@@ -59,12 +57,13 @@ class LinearPair:
         y = self._tensor.leave(part)
         return y if self._last.bias is None else y + self._last.bias
 
-
-def linear_pairs(stage: nn.Module) -> Iterator[LinearPair]:
-    """Yields the pairs in a stage."""
-    for module in stage.modules():
-        if _NAME in vars(module):
-            yield vars(module)[_NAME]
+    def bytes_sent(self, parts: Sequence[MicrobatchPart]) -> Mapping[str, float]:
+        """Returns the bytes that this rank sends on `tp` in a step; see `Exchanging`."""
+        sums = (
+            self._mesh.sum_elements(elements, "tp") * item_bytes
+            for elements, item_bytes in self.sums or ()
+        )
+        return {"tp": len(parts) * sum(sums)}
 
 
 def pair_linears(model: nn.Module, mesh: TrainingMesh) -> int:

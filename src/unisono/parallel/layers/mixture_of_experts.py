@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import nn
 from torch.nn import functional
 
 from unisono.parallel.data_parallelism.parameter_block import cut, mark
+from unisono.parallel.divisible import MicrobatchPart
 from unisono.parallel.layers.balance_loss import add_gradient, balance_loss
 from unisono.parallel.layers.expert_capacity import capacity_of, within_capacity
 from unisono.parallel.layers.expert_exchange import ExpertExchange
@@ -20,6 +21,7 @@ from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import Transformer, nearest_divisor
 
 _BALANCE = 0.01
+_COUNT_BYTES = 8
 
 
 class MixtureOfExperts(nn.Module):
@@ -158,6 +160,42 @@ class MixtureOfExperts(nn.Module):
         loss = loss * (self.balance * scale)
         self.auxiliary_loss = self.auxiliary_loss + loss.detach()
         return add_gradient(y, loss)
+
+    def bytes_sent(self, parts: Sequence[MicrobatchPart]) -> Mapping[str, float]:
+        """Returns the bytes that this rank sends on `tp`, `cp` and `ep` in a step: those of rows
+        come from the routing of the last step. See `Exchanging`."""
+        mesh = self._mesh
+        if mesh is None:
+            return {}
+        sent = dict.fromkeys(("tp", "cp", "ep"), 0.0)
+        for each in parts:
+            for axis in ("tp", "cp"):  # loads for the balance loss
+                if mesh.group(axis) is not None:
+                    loads = mesh.sum_elements(each.samples * self.experts, axis)
+                    sent[axis] += (
+                        loads + self._capacity_elements(mesh, each, axis)
+                    ) * each.wide_bytes
+            if mesh.group("tp") is not None and not mesh.layout.sequence_parallel:
+                results = 2 * self._others_tokens(mesh, each) * self.hidden  # and their gradients
+                sent["tp"] += results * each.item_bytes
+        if mesh.group("ep") is not None:
+            ranks = mesh.layout.ep
+            sent["ep"] = len(parts) * (ranks - 1) / ranks * self.experts * _COUNT_BYTES
+            sent["ep"] += 2 * self.rows_moved * self.hidden * parts[0].item_bytes
+        return sent
+
+    def _capacity_elements(self, mesh: TrainingMesh, part: MicrobatchPart, axis: str) -> float:
+        """Returns the elements sent to gather the chosen experts of a microbatch."""
+        if self.capacity_factor is None:
+            return 0.0
+        if axis == "tp":
+            return self._others_tokens(mesh, part) * self.top_k
+        return (mesh.layout.cp - 1) * part.tokens * self.top_k
+
+    @staticmethod
+    def _others_tokens(mesh: TrainingMesh, part: MicrobatchPart) -> int:
+        """Returns the tokens that a rank sends to gather equal parts over `tp`."""
+        return (mesh.layout.tp - 1) * -(-mesh.sequence // mesh.layout.tp) * part.samples
 
 
 class Router(nn.Linear):

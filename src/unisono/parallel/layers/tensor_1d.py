@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from unisono.parallel.data_parallelism.parameter_block import cut, mark
+from unisono.parallel.divisible import MicrobatchPart
 from unisono.parallel.layers.tensor_exchanges import (
     Group,
     copy_to_all,
@@ -95,6 +96,32 @@ class Tensor1D:
         if not self.is_sequence_divided:
             return sum_of_all(x, self.group)
         return sum_to_parts(x, self.group, dim=SEQUENCE)
+
+    def first_elements(self, part: MicrobatchPart, linears: Sequence[nn.Linear]) -> float:
+        return self._activation_elements(part, linears[0].in_features)
+
+    def last_elements(self, part: MicrobatchPart, linear: nn.Linear) -> float:
+        return self._activation_elements(part, linear.out_features)
+
+    def look_up_elements(self, part: MicrobatchPart, vocab: int, width: int) -> float:
+        return self._activation_elements(part, width)
+
+    def sum_elements(self, part: MicrobatchPart, count: int) -> float:
+        mesh = self._mesh
+        if mesh is None or self.group is None:
+            return 0.0
+        return count * mesh.sum_elements(part.tokens, "tp")
+
+    def _activation_elements(self, part: MicrobatchPart, width: int) -> float:
+        """Returns the elements sent for an activation between layers, forward and backward: a sum,
+        or with sequence parallelism a gather and a reduce_scatter of equal parts."""
+        mesh = self._mesh
+        if mesh is None or self.group is None:
+            return 0.0
+        if not self.is_sequence_divided:
+            return mesh.sum_elements(part.tokens * width, "tp")
+        longest = -(-mesh.sequence // self.parts)
+        return 2 * (self.parts - 1) * longest * part.samples * width
 
 
 def own_rows(tokens: torch.Tensor, table: torch.Tensor, first: int) -> torch.Tensor:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from unisono.parallel.divisible import MicrobatchPart
 from unisono.parallel.layers.grid_cuts import (
     COLUMN,
     DEPTH,
@@ -22,6 +23,7 @@ from unisono.parallel.layers.grid_cuts import (
     cut_between_layers,
     cut_on_grid,
 )
+from unisono.parallel.layers.grid_traffic import PlaneTraffic
 from unisono.parallel.layers.summa import summa
 from unisono.parallel.layers.tensor_1d import own_rows
 from unisono.parallel.layers.tensor_exchanges import sum_to_parts, swap_blocks
@@ -33,7 +35,7 @@ class Tensor2D:
     """The matrices of a layer, divided over planes of q x q ranks; see `TensorParallel`."""
 
     def __init__(self, mesh: TrainingMesh) -> None:
-        self._mesh = mesh
+        self._mesh, self._traffic = mesh, PlaneTraffic(mesh.layout, mesh.coordinates)
         self._planes, self.parts, _ = mesh.layout.tensor_grid
         place = mesh.coordinates
         self._depth, self._row, self._column = (place[axis] for axis in (DEPTH, ROW, COLUMN))
@@ -82,3 +84,15 @@ class Tensor2D:
         peer = (self._depth * self.parts + self._column) * self.parts + self._row
         _, own_width = part_of(width, self._column, self.parts)
         return swap_blocks(found, self._mesh.group("tp"), peer=peer, width=own_width)
+
+    def first_elements(self, part: MicrobatchPart, linears: Sequence[nn.Linear]) -> float:
+        return self._traffic.product(part.tokens, linears, is_last=False)
+
+    def last_elements(self, part: MicrobatchPart, linear: nn.Linear) -> float:
+        return self._traffic.product(part.tokens, [linear], is_last=True)
+
+    def look_up_elements(self, part: MicrobatchPart, vocab: int, width: int) -> float:
+        return self._traffic.look_up(part.tokens, vocab, width)
+
+    def sum_elements(self, part: MicrobatchPart, count: int) -> float:
+        return self._traffic.sums(part.tokens, count)

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from unisono.parallel.divisible import MicrobatchPart
 from unisono.parallel.layers.grid_cuts import (
     COLUMN,
     DEPTH,
@@ -24,6 +25,7 @@ from unisono.parallel.layers.grid_cuts import (
     cut_between_layers,
     cut_on_grid,
 )
+from unisono.parallel.layers.grid_traffic import CubeTraffic
 from unisono.parallel.layers.tensor_1d import own_rows
 from unisono.parallel.layers.tensor_exchanges import gather_parts, sum_to_parts
 from unisono.parallel.training_mesh import TrainingMesh
@@ -34,7 +36,7 @@ class Tensor3D:
     """The matrices of a layer, divided over a cube of l x l x l ranks; see `TensorParallel`."""
 
     def __init__(self, mesh: TrainingMesh) -> None:
-        self._mesh = mesh
+        self._mesh, self._traffic = mesh, CubeTraffic(mesh.layout, mesh.coordinates)
         self.parts = mesh.layout.tensor_grid.column
         self._place = mesh.coordinates
 
@@ -86,3 +88,15 @@ class Tensor3D:
         """
         _, count = part_of(width, self._place[axis], self.parts)
         return gather_parts(weight, self._mesh.group(DEPTH), dim=1, length=count)
+
+    def first_elements(self, part: MicrobatchPart, linears: Sequence[nn.Linear]) -> float:
+        return self._traffic.product(part.tokens, linears, is_last=False)
+
+    def last_elements(self, part: MicrobatchPart, linear: nn.Linear) -> float:
+        return self._traffic.product(part.tokens, [linear], is_last=True)
+
+    def look_up_elements(self, part: MicrobatchPart, vocab: int, width: int) -> float:
+        return self._traffic.look_up(part.tokens, vocab, width)
+
+    def sum_elements(self, part: MicrobatchPart, count: int) -> float:
+        return self._traffic.sums(part.tokens, count)

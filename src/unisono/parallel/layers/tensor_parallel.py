@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
+from unisono.parallel.divisible import MicrobatchPart
 from unisono.parallel.layers.tensor_1d import Tensor1D
 from unisono.parallel.layers.tensor_2d import Tensor2D
 from unisono.parallel.layers.tensor_3d import Tensor3D
@@ -52,6 +53,22 @@ class TensorParallel(Protocol):
         `table` is this rank's block, which begins at row `first` of the whole table. The whole
         table has vectors of `width` elements.
         """
+
+    def first_elements(self, part: MicrobatchPart, linears: Sequence[nn.Linear]) -> float:
+        """Returns the elements that this rank sends for `first`, forward and backward."""
+
+    def last_elements(self, part: MicrobatchPart, linear: nn.Linear) -> float:
+        """Returns the elements that this rank sends for `last`, forward and backward."""
+
+    def look_up_elements(self, part: MicrobatchPart, vocab: int, width: int) -> float:
+        """Returns the elements that this rank sends for `look_up`, forward and backward.
+
+        `vocab`, `width`: the sizes of the whole table.
+        """
+
+    def sum_elements(self, part: MicrobatchPart, count: int) -> float:
+        """Returns the elements that this rank sends to sum one number per token over the ranks that
+        divide a vector, `count` times."""
 
 
 def tensor_parallel(mesh: TrainingMesh | None = None) -> TensorParallel:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
@@ -10,6 +11,7 @@ from torch.nn import functional
 
 from unisono.parallel.counter_random import CounterRandom
 from unisono.parallel.data_parallelism.parameter_block import block_of
+from unisono.parallel.divisible import MicrobatchPart
 from unisono.parallel.layers.attention import SelfAttention
 from unisono.parallel.layers.feature_norm import FeatureNorm
 from unisono.parallel.layers.feed_forward import FeedForward
@@ -68,6 +70,14 @@ class TokenEmbedding(nn.Module):
             return torch.arange(length)
         divided = mesh.layout.sequence_parallel
         return own_positions(mesh, length=length * mesh.layout.cp, is_divided=divided)
+
+    def bytes_sent(self, parts: Sequence[MicrobatchPart]) -> Mapping[str, float]:
+        """Returns the bytes that this rank sends on `tp` in a step; see `Exchanging`."""
+        moved = (
+            each.item_bytes * self._tensor.look_up_elements(each, self.vocab, self.width)
+            for each in parts
+        )
+        return {"tp": sum(moved)}
 
 
 class DecoderLayer(nn.Module):
@@ -128,6 +138,23 @@ class LogitHead(nn.Module):
         if self.keeps_parts or self._mesh is None:
             return logits
         return gather_copies(logits, self._mesh.group("tp"), dim=2, length=self.vocab)
+
+    def bytes_sent(self, parts: Sequence[MicrobatchPart]) -> Mapping[str, float]:
+        """Returns the bytes that this rank sends on `tp` in a step, with those of `CrossEntropy` if
+        the logits stay divided; see `Exchanging`."""
+        mesh = self._mesh
+        if mesh is None or mesh.group("tp") is None:
+            return {}
+        sent = 0.0
+        for each in parts:
+            moved = self._tensor.first_elements(each, [self.projection])
+            if self.keeps_parts:
+                sent += self._tensor.sum_elements(each, 3) * each.wide_bytes
+            else:
+                longest = -(-self.vocab // mesh.layout.tp)
+                moved += (mesh.layout.tp - 1) * longest * each.tokens
+            sent += moved * each.item_bytes
+        return {"tp": sent}
 
 
 class TransformerModel(nn.Sequential):

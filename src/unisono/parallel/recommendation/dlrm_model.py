@@ -9,6 +9,7 @@ and the dense vector, to a logit.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import torch
@@ -88,11 +89,8 @@ class DLRM(nn.Module):
 
     def bytes_sent(self, parts: Sequence[MicrobatchPart]) -> Mapping[str, float]:
         """Returns the bytes that this rank's exchanges of bags send on `dp`, from closed forms."""
-        own = [
-            MicrobatchPart(inputs=each.inputs[:, self.shape.counters :], samples=each.samples)
-            for each in parts
-        ]
-        sent = self.tables.bytes_sent(own)
+        own = [replace(each, inputs=each.inputs[:, self.shape.counters :]) for each in parts]
+        sent = self.tables.lookup_bytes(own)
         return {"dp": sent} if sent else {}
 
 

@@ -90,7 +90,7 @@ class EmbeddingTables(nn.Module):
             sums = self._lookup(weights, bags)
         return torch.stack(sums, dim=1)
 
-    def bytes_sent(self, parts: Sequence[MicrobatchPart]) -> float:
+    def lookup_bytes(self, parts: Sequence[MicrobatchPart]) -> float:
         """Returns the bytes that this rank sends on `dp` in all passes of a step."""
         placement = self.placement
         if placement is None:
@@ -103,7 +103,7 @@ class EmbeddingTables(nn.Module):
                 return len(piece_bags(piece, bags).ids)
 
             # a rank without samples looks up one sample, which does not count
-            even, extra = divmod(max(part.samples, placement.ranks), placement.ranks)
+            even, extra = divmod(max(part.whole_samples, placement.ranks), placement.ranks)
             found += pass_bytes(
                 placement,
                 self._rank,

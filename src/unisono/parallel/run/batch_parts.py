@@ -55,10 +55,21 @@ class BatchPart:
     sequence: int
     """Number of positions of a sample's inputs on this rank; 0 without positions."""
 
-    def parts(self) -> tuple[MicrobatchPart, ...]:
-        """Returns this rank's inputs of each microbatch, with the microbatch's sample count."""
+    def parts(self, *, item_bytes: int, wide_bytes: int) -> tuple[MicrobatchPart, ...]:
+        """Returns the inputs and the size of this rank's part of each microbatch.
+
+        `item_bytes`, `wide_bytes`: the bytes of elements; see `MicrobatchPart`.
+        """
         return tuple(
-            MicrobatchPart(inputs=each.inputs, samples=each.samples) for each in self.microbatches
+            MicrobatchPart(
+                inputs=each.inputs,
+                samples=each.passed,
+                tokens=each.passed * each.positions,
+                whole_samples=each.samples,
+                item_bytes=item_bytes,
+                wide_bytes=wide_bytes,
+            )
+            for each in self.microbatches
         )
 
 

@@ -24,13 +24,12 @@ from unisono.parallel.run.parameter_sets import (
     make_sets,
     replicas,
     shard_name,
-    sum_elements,
     sum_over,
     sum_traffic,
 )
 from unisono.parallel.run.sum_of_squares import sum_of_squares
 from unisono.parallel.run.unit_outputs import UnitOutputs
-from unisono.parallel.training_mesh import TrainingMesh
+from unisono.parallel.training_mesh import TrainingMesh, sum_elements
 
 
 def shard_modules(

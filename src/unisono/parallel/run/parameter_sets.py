@@ -16,7 +16,7 @@ from unisono.parallel.precision import Precision
 from unisono.parallel.rank_grid import GROUPS
 from unisono.parallel.run.divided_spans import divide_spans, skip_ranges
 from unisono.parallel.run.sum_of_squares import sum_of_squares
-from unisono.parallel.training_mesh import TrainingMesh
+from unisono.parallel.training_mesh import TrainingMesh, sum_elements
 from unisono.torch_backend import all_gather_single, reduce_scatter_single
 
 Group = dist.ProcessGroup | None
@@ -296,19 +296,6 @@ def sum_traffic(
             for values, dtype in summed
         )
     return found
-
-
-def sum_elements(count: int, *, ranks: int, rank: int) -> int:
-    """Returns the elements that a rank sends to sum `count` elements over the ranks.
-
-    A rank sends all elements except its share, then its share to every other rank. Shares differ by
-    at most one element; the first ranks have the longer shares.
-
-    >>> [sum_elements(4, ranks=3, rank=rank) for rank in range(3)]
-    [6, 5, 5]
-    """
-    share = count // ranks + (rank < count % ranks)
-    return count + (ranks - 2) * share
 
 
 def shard_name(block: ParameterBlock) -> str:

@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from torch import nn
 
-from unisono.parallel.divisible import Balanced
-from unisono.parallel.expert_stacks import divided_experts
+from unisono.parallel.divisible import Balanced, attached
+from unisono.parallel.expert_stacks import DividedExperts
 from unisono.parallel.layers import BatchPlace, LayoutDropout
 from unisono.parallel.precision import Precision
 from unisono.parallel.run.batch_parts import BatchPart, Microbatch
@@ -36,7 +36,7 @@ class PassContext:
         modules = [each for _, stage in stages for each in stage.modules()]
         self.balanced = [each for each in modules if isinstance(each, Balanced)]
         """The modules with a balance loss."""
-        self._experts = [each for _, stage in stages for each in divided_experts(stage)]
+        self._experts = [each for _, stage in stages for each in attached(stage, DividedExperts)]
         roots = [("", stage) for _, stage in stages]
         roots += [(f"loss.{name}" if name else "loss", module) for name, module in loss]
         self.written = WrittenBuffers(roots, is_pipeline=is_pipeline)

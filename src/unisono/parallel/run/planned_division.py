@@ -8,8 +8,8 @@ from torch import distributed as dist
 from torch import nn
 
 from unisono.parallel.data_parallelism.parameter_block import block_of
-from unisono.parallel.divisible import Divisible
-from unisono.parallel.expert_stacks import divided_experts
+from unisono.parallel.divisible import Divisible, attached
+from unisono.parallel.expert_stacks import DividedExperts
 from unisono.parallel.layers import CrossEntropy, LogitHead, pair_linears, undivided_linear
 from unisono.parallel.run.batch_loss import Loss
 from unisono.parallel.run.divided_activations import last_head, sum_gradients_over_positions
@@ -97,7 +97,7 @@ def _check_hooks(model: nn.Module, layout: Layout) -> None:
 
     Stacked experts return the results of all rows that they get.
     """
-    whole = {each.module for each in divided_experts(model)}
+    whole = {each.module for each in attached(model, DividedExperts)}
     for name, module in model.named_modules():
         blocks = [(each, block_of(each)) for each in module.parameters(recurse=False)]
         is_cut = any(tuple(each.shape) != block.shape for each, block in blocks)

@@ -16,7 +16,7 @@ from unisono.parallel.run.gathered_module import GatheredModule
 from unisono.parallel.run.measured_schedule import MessageBytes, measured_schedule
 from unisono.parallel.run.parameter_sets import HeldParameter, ParameterSet
 from unisono.parallel.run.pipeline_runner import PipelineRunner
-from unisono.parallel.run.predicted_traffic import MicrobatchSize, StepSize, predicted_bytes
+from unisono.parallel.run.predicted_traffic import StepSize, predicted_bytes
 from unisono.parallel.run.run_report import (
     RunReport,
     make_report,
@@ -85,7 +85,7 @@ class StepFigures:
         size = self._size(part)
         mesh, precision = self._mesh, self._precision
         found = defaultdict(float, predicted_bytes(self._stages, self._sets, mesh, size, precision))
-        count = len(size.microbatches)
+        count = len(size.parts)
         gathers = frozen_traffic(self._frozen, self._gathered, mesh, count, precision)
         for name, sent in gathers.items():
             found[mesh.counted_as(name)] += sent
@@ -103,14 +103,9 @@ class StepFigures:
     def _size(self, part: BatchPart) -> StepSize:
         held = [*self._frozen, *(each for found in self._sets for each in found.held)]
         kept = (held[0].values if held else torch.empty(0)).dtype
+        item_bytes, wide_bytes = self._precision.computed(kept).itemsize, self._wide(kept).itemsize
         return StepSize(
-            microbatches=tuple(
-                MicrobatchSize(tokens=each.passed * each.positions, samples=each.passed)
-                for each in part.microbatches
-            ),
-            item_bytes=self._precision.computed(kept).itemsize,
-            wide_bytes=self._wide(kept).itemsize,
-            parts=part.parts(),
+            parts=part.parts(item_bytes=item_bytes, wide_bytes=wide_bytes),
             regathers=self._pipeline.regathers() if self._pipeline else {},
             result_bytes=self._result_bytes(),
         )

@@ -3,8 +3,7 @@
 `plan` finds what the ranks divide of a model, before anything is changed.
 """
 
-from unisono.parallel.tensor_plan.divided_module import divided_modules
 from unisono.parallel.tensor_plan.model_plan import ModelPlan, plan
 from unisono.parallel.tensor_plan.styles import StyleName
 
-__all__ = ["ModelPlan", "StyleName", "divided_modules", "plan"]
+__all__ = ["ModelPlan", "StyleName", "plan"]

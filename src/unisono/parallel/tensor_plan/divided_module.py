@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
 from torch.nn import functional
 
 from unisono.parallel.data_parallelism.parameter_block import block_of, keep_spans, mark
+from unisono.parallel.divisible import MicrobatchPart, attach
 from unisono.parallel.layers import (
     TensorSize,
     copy_to_all,
@@ -25,8 +26,6 @@ from unisono.parallel.tensor_plan.linear_sizes import (
 )
 from unisono.parallel.tensor_plan.module_cuts import PlannedModule
 from unisono.parallel.training_mesh import TrainingMesh
-
-_NAME = "unisono_divided_module"
 
 
 class SharedInput:
@@ -79,7 +78,7 @@ class DividedModule:
         if isinstance(planned.module, nn.Embedding):
             self._first, self._whole = _own_rows(planned.module)
         planned.module.forward = forward
-        vars(planned.module)[_NAME] = self
+        attach(planned.module, self)
 
     def _outputs(self, input: torch.Tensor) -> torch.Tensor:
         x, is_new = self._shared.enter(input, self._mesh)
@@ -140,12 +139,12 @@ class DividedModule:
         if torch.is_grad_enabled():
             self.sums, self.gathers = tuple(sums), self._parts
 
-
-def divided_modules(stage: nn.Module) -> Iterator[DividedModule]:
-    """Yields the modules of a stage that a plan has divided."""
-    for module in stage.modules():
-        if _NAME in vars(module):
-            yield vars(module)[_NAME]
+    def bytes_sent(self, parts: Sequence[MicrobatchPart]) -> Mapping[str, float]:
+        """Returns the bytes that this rank sends on `tp` in a step; see `Exchanging`."""
+        others = self._mesh.layout.tp - 1
+        sent = sum(self._mesh.sum_elements(count, "tp") * size for count, size in self.sums)
+        sent += sum(others * count * size for count, size in self.gathers)
+        return {"tp": len(parts) * sent}
 
 
 def divide_module(planned: PlannedModule, mesh: TrainingMesh, shared: SharedInput) -> None:
