@@ -4,11 +4,13 @@ the disks of hosts are, and reaches it by the same relative path.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -16,7 +18,7 @@ from torch import distributed as dist
 
 from cases_in_turn import turn
 from unisono.parallel import Layout
-from unisono.parallel.checkpoint import TensorBlock, load_blocks, save_blocks
+from unisono.parallel.checkpoint import TensorBlock, block_checkpoint, load_blocks, save_blocks
 from unisono.parallel.run import parallelize
 
 pytestmark = pytest.mark.torch
@@ -47,6 +49,45 @@ def disk_of(world, name: str, shared: bool = False) -> Iterator[Path]:
     finally:
         os.chdir(before)
         dist.barrier()
+
+
+def damaged_write(rank: int, *, on_disk: bool) -> Callable[..., None]:
+    """Returns a function that writes blocks, of which those of one rank reach the disk changed."""
+    write = block_checkpoint.write_blocks
+
+    def written(blocks, group, *, checkpoint_id, **options):
+        changed = [
+            dataclasses.replace(
+                each, values=each.values + (not on_disk and dist.get_rank() == rank)
+            )
+            for each in blocks
+        ]
+        write(changed, group, checkpoint_id=checkpoint_id, **options)
+        if on_disk and dist.get_rank() == rank:
+            (path,) = checkpoint_id.glob(f"__{rank}_*.distcp")
+            content = bytearray(path.read_bytes())
+            place = content.index(torch.full((1,), float(rank + 5)).numpy().tobytes())
+            content[place] ^= 1
+            path.write_bytes(content)
+        dist.barrier()
+
+    return written
+
+
+def own_verified_saves_find_changed_values(world):
+    for on_disk in (False, True):
+        with turn(on_disk=on_disk), disk_of(world, f"verified{on_disk}", shared=True):
+            save_blocks(FOLDER, [block(float(world.rank), world.rank)], verify=True)
+            damaged = damaged_write(1, on_disk=on_disk)
+            said = r"w \(rank 1\) differ from what was written"
+            with (
+                mock.patch.object(block_checkpoint, "write_blocks", damaged),
+                pytest.raises(OSError, match=said),
+            ):
+                save_blocks(FOLDER, [block(world.rank + 5.0, world.rank)], verify=True)
+            again = block(0.0, world.rank)
+            load_blocks(FOLDER, [again])  # the checkpoint before is the newest complete one
+            assert float(again.values) == world.rank
 
 
 def disk_ofs_that_are_not_shared_are_refused_before_a_block_is_written(world):

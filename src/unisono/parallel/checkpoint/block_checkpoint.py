@@ -41,6 +41,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from unisono.parallel.checkpoint.checkpoint_folder import (
     begin_checkpoint,
     end_checkpoint,
+    from_all,
     newest_checkpoint,
     require_fit,
 )
@@ -54,6 +55,7 @@ def save_blocks(
     values: Mapping[str, bytes] | None = None,
     extra: Mapping[str, Any] | None = None,
     keep: int = 1,
+    verify: bool = False,
     group: dist.ProcessGroup | None = None,
 ) -> None:
     """Writes a checkpoint into a new subfolder. Collective over `group`.
@@ -63,13 +65,16 @@ def save_blocks(
     Several ranks may pass the same block: one of these ranks writes it. `values`: what
     `torch.save` wrote of other values, by name; ranks that pass the same name pass the same value.
     `extra`: values for JSON, equal on all ranks. `keep`: the number of complete checkpoints that
-    the folder keeps.
+    the folder keeps. `verify`: each rank reads its blocks again and compares every element, before
+    the checkpoint counts as complete.
 
     Raises `ValueError` on all ranks, before a block is written, unless all see the same folder, and
-    `OSError` on all ranks if one cannot write.
+    `OSError` on all ranks if one cannot write, or reads other values.
     """
     path = begin_checkpoint(folder, group)
-    complete_checkpoint(path, blocks, values=values, extra=extra, keep=keep, group=group)
+    complete_checkpoint(
+        path, blocks, values=values, extra=extra, keep=keep, verify=verify, group=group
+    )
 
 
 def complete_checkpoint(
@@ -79,10 +84,13 @@ def complete_checkpoint(
     values: Mapping[str, bytes] | None = None,
     extra: Mapping[str, Any] | None = None,
     keep: int = 1,
+    verify: bool = False,
     group: dist.ProcessGroup | None = None,
 ) -> None:
     """Writes a checkpoint into the subfolder that `begin_checkpoint` has made. Collective."""
     write_blocks(blocks, group, values=values, checkpoint_id=path)
+    if verify:
+        _verify(path, blocks, group)
     end_checkpoint(path, extra or {}, group, keep=keep)
 
 
@@ -106,6 +114,19 @@ def write_blocks(
             process_group=group,
             no_dist=not dist.is_initialized(),
             **where,
+        )
+
+
+def _verify(path: Path, blocks: Sequence[TensorBlock], group: dist.ProcessGroup | None) -> None:
+    """Compares blocks with what is on disk. Raises `OSError` on all ranks if a value differs."""
+    planner = _ComparePlanner(held := _held(blocks))
+    _load(path, held, planner, group)
+    found = from_all(planner.different, group)
+    differs = [f"{name} (rank {rank})" for rank, names in enumerate(found) for name in names]
+    if differs:
+        raise OSError(
+            f"{path}: {', '.join(differs[:3])} differ from what was written; the disk is faulty, "
+            "or another program has written there; the checkpoint does not count as complete"
         )
 
 
@@ -166,14 +187,7 @@ class BlockCheckpoint:
         return planner.found
 
     def _load(self, names: Mapping[str, object], planner: DefaultLoadPlanner) -> None:
-        with _alone_is_meant(), _in_one_line("read"):
-            load(
-                dict.fromkeys(names),
-                checkpoint_id=self.path,
-                planner=planner,
-                process_group=self.group,
-                no_dist=not dist.is_initialized(),
-            )
+        _load(self.path, names, planner, self.group)
 
 
 def open_checkpoint(folder: Path, *, group: dist.ProcessGroup | None = None) -> BlockCheckpoint:
@@ -194,6 +208,23 @@ def open_checkpoint(folder: Path, *, group: dist.ProcessGroup | None = None) -> 
         extra=extra,
         group=group,
     )
+
+
+def _load(
+    path: Path,
+    names: Mapping[str, object],
+    planner: DefaultLoadPlanner,
+    group: dist.ProcessGroup | None,
+) -> None:
+    """Reads what a planner asks for. Raises `OSError` on all ranks if one cannot read."""
+    with _alone_is_meant(), _in_one_line("read"):
+        load(
+            dict.fromkeys(names),
+            checkpoint_id=path,
+            planner=planner,
+            process_group=group,
+            no_dist=not dist.is_initialized(),
+        )
 
 
 @contextlib.contextmanager
@@ -316,6 +347,24 @@ class _LoadPlanner(DefaultLoadPlanner):
 
     def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
         return _find(self._held, index)
+
+
+class _ComparePlanner(_LoadPlanner):
+    """Reads each block into an array of its own, and compares it with the block."""
+
+    def __init__(self, held: Held) -> None:
+        super().__init__(held)
+        self.different: list[str] = []
+        """The names of tensors that differ, NaN being equal to itself."""
+
+    def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
+        return torch.empty_like(super().resolve_tensor(read_item))
+
+    def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
+        pair = (super().resolve_tensor(read_item), tensor)
+        same = torch.equal(*(each.reshape(-1).view(torch.uint8) for each in pair))
+        if not same and read_item.dest_index.fqn not in self.different:
+            self.different.append(read_item.dest_index.fqn)
 
 
 class _ValuePlanner(DefaultLoadPlanner):

@@ -69,14 +69,16 @@ class RunCheckpoints:
         self._loss, self._extra = loss, ExtraState(mesh)
         self.asynchronous = AsyncSaves(mesh)
 
-    def save(self, folder: Path, steps: int, extra: Mapping[str, Any], keep: int) -> None:
+    def save(
+        self, folder: Path, steps: int, extra: Mapping[str, Any], *, keep: int, verify: bool
+    ) -> None:
         """Writes a checkpoint after this number of steps. Collective."""
         self.asynchronous.finish()
         blocks, values, facts = self._content(steps, extra, keep)
-        save_blocks(folder, blocks, values=values, extra=facts, keep=keep)
+        save_blocks(folder, blocks, values=values, extra=facts, keep=keep, verify=verify)
 
     def async_save(
-        self, folder: Path, steps: int, extra: Mapping[str, Any], keep: int
+        self, folder: Path, steps: int, extra: Mapping[str, Any], *, keep: int, verify: bool
     ) -> PendingSave:
         """Copies what a checkpoint needs, and starts a thread that writes it. Collective."""
         begin_s = time.perf_counter()
@@ -87,7 +89,9 @@ class RunCheckpoints:
         copies = staged_blocks(blocks, self._mesh.all_ranks)
 
         def write() -> None:
-            complete_checkpoint(path, copies, values=values, extra=facts, keep=keep, group=group)
+            complete_checkpoint(
+                path, copies, values=values, extra=facts, keep=keep, verify=verify, group=group
+            )
 
         pending = self.asynchronous.begin(path, write)
         pending.blocked_s = time.perf_counter() - begin_s

@@ -30,7 +30,12 @@ class RunFiles:
         """Number of steps so far."""
 
     def save(
-        self, folder: Path | str, extra: Mapping[str, Any] | None = None, *, keep: int = 1
+        self,
+        folder: Path | str,
+        extra: Mapping[str, Any] | None = None,
+        *,
+        keep: int = 1,
+        verify: bool = False,
     ) -> None:
         """Writes a checkpoint that a run of any layout can load. Collective.
 
@@ -45,15 +50,25 @@ class RunFiles:
         any layout; what differs by data-parallel rank, in layouts with as many of them; what
         differs by rank, in the same layout.
 
+        `verify`: each rank reads what it has written again and compares every element. Until then,
+        the checkpoint does not count as complete.
+
         Raises `ValueError` on all ranks for other values, and if the ranks see different folders;
-        `OSError` on all ranks if one cannot write; `RuntimeError` on all ranks if an earlier
-        asynchronous save has failed, and `PeerLostError` with the number of a rank that died.
+        `OSError` on all ranks if one cannot write or reads other values; `RuntimeError` on all
+        ranks if an earlier asynchronous save has failed, and `PeerLostError` with the number of a
+        rank that died.
         """
         self._end.require_usable()
-        self._checkpoints.save(Path(folder), self.steps, {} if extra is None else extra, keep)
+        given = {} if extra is None else extra
+        self._checkpoints.save(Path(folder), self.steps, given, keep=keep, verify=verify)
 
     def async_save(
-        self, folder: Path | str, extra: Mapping[str, Any] | None = None, *, keep: int = 1
+        self,
+        folder: Path | str,
+        extra: Mapping[str, Any] | None = None,
+        *,
+        keep: int = 1,
+        verify: bool = False,
     ) -> PendingSave:
         """Copies the values of a checkpoint, and returns while a thread writes them. Collective.
 
@@ -65,7 +80,9 @@ class RunFiles:
         """
         self._end.require_usable()
         given = {} if extra is None else extra
-        return self._checkpoints.async_save(Path(folder), self.steps, given, keep)
+        return self._checkpoints.async_save(
+            Path(folder), self.steps, given, keep=keep, verify=verify
+        )
 
     def load(self, folder: Path | str, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Loads the newest complete checkpoint of a folder, or the checkpoint whose folder it is,
