@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import doctest
 import importlib
 import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,9 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 
 _TIMEOUT_S = 110
+COMPARED = ("train_alone.py", "train_divided.py")
+"""Examples that a test of their own runs."""
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
 
 # These commands set up whole environments. CI runs them separately.
 _WHOLE_RUNS = ("make demo", "make test")
@@ -132,7 +137,7 @@ def examples() -> list[Any]:
     return [
         pytest.param(path.name, marks=[pytest.mark.optional] if needed_by(path) else [])
         for path in paths
-        if f"examples/{path.name}" not in named
+        if f"examples/{path.name}" not in named and path.name not in COMPARED
     ]
 
 
@@ -151,5 +156,18 @@ def test_example_runs(example: str, tmp_path: Path) -> None:
     if "torchrun" not in description:
         run_program(path, folder=ROOT, log=tmp_path / "log", timeout_s=_TIMEOUT_S)
         return
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
-    run([sys.executable, *launcher, "--nproc-per-node", "2", str(path)])
+    ranks = re.search(r"--nproc-per-node (\d)", description)
+    assert ranks is not None, "expected the number of ranks in the description's command"
+    run([sys.executable, *TORCHRUN, "--nproc-per-node", ranks[1], str(path)])
+
+
+def test_few_lines_change_from_one_process_to_three_kinds_of_parallelism() -> None:
+    pytest.importorskip("sklearn")
+    alone, divided = (ROOT / "examples" / name for name in COMPARED)
+    programs = [each.read_text().split('"""')[2].splitlines() for each in (alone, divided)]
+    changes = [line for line in difflib.ndiff(*programs) if line[0] == "+" and line[1:].strip()]
+    assert len(changes) <= 6, changes
+    ranks = [sys.executable, *TORCHRUN, "--nproc-per-node", "8", str(divided)]
+    texts = run([sys.executable, str(alone)]), run(ranks)
+    losses, printed = (Counter(re.findall(r"\d\.\d{9}", text)) for text in texts)
+    assert len(losses) == 8 and printed == {each: 8 for each in losses}

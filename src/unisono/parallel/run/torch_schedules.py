@@ -106,7 +106,7 @@ def check_microbatches(layout: Layout, microbatches: int) -> None:
     if microbatches < needed:
         raise ValueError(
             f"the schedule {layout.schedule} with pp = {pp} needs at least {needed} microbatches, "
-            f"not {microbatches}"
+            f"not {microbatches}; pass microbatches={needed}"
         )
     rounds = max(1, microbatches // pp)
     in_rounds = layout.schedule in ("interleaved", "zb1p") or (
