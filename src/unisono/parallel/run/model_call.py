@@ -71,6 +71,20 @@ class ModelCall:
         tensor, or a batch."""
         return (self.with_inputs if isinstance(value, torch.Tensor) else self)(model, value)
 
+    def resume(self, stage: nn.Module, arrived: Any, inputs: Any) -> Any:
+        """Returns the result of a later stage of a sequence of modules.
+
+        `arrived`: the result of the stage before; `inputs`: those of the first stage.
+        """
+        return stage(arrived)
+
+    def prepare(self, module: nn.Module) -> None:
+        """Prepares a module that stands in for a module of the model in later calls."""
+
+    def check_output(self, output: Any, samples: int) -> None:
+        """Raises `ValueError` for an output that a loss cannot combine with its part of the
+        targets. `samples`: the number of samples that the call has got."""
+
     def again(self) -> AbstractContextManager[None] | None:
         """Returns the context that a backward pass needs, in which parts of the last call may run
         again; None if it needs none."""
