@@ -95,13 +95,12 @@ class WithoutRoundings(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         options, name = kwargs or {}, getattr(func, "__name__", "")
-        is_exact = bool(args) and getattr(args[0], "dtype", None) == torch.float64
-        if is_exact and name == "softmax":
-            options = {key: each for key, each in options.items() if key != "dtype"}
-        is_rounded = name == "float" or torch.float32 in (*args, *options.values())
-        if is_exact and is_rounded and name in ("to", "type", "float"):
-            return args[0]
-        return func(*args, **options)
+        if name not in ("softmax", "to", "type", "float") or args[0].dtype != torch.float64:
+            return func(*args, **options)
+        if name == "softmax":
+            return func(*args, **{key: each for key, each in options.items() if key != "dtype"})
+        is_rounded = name == "float" or torch.float32 in (*args[1:], *options.values())
+        return args[0] if is_rounded else func(*args, **options)
 
 
 def layouts(model: str) -> tuple[tuple[str, ...], tuple[str, ...]]:

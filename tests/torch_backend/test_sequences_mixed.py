@@ -83,6 +83,12 @@ def own_blocks_and_positions(world):
     compare(PIPELINE, "rotary", model={"has_experts": True})
 
 
+def own_blocks_without_a_graph(world):
+    """Tests a model that asks for values of tensors, which torch.export cannot trace."""
+    torch.set_default_dtype(torch.float64)
+    compare("dp=2,pp=2,zero=1", "learned", model={"has_experts": True})
+
+
 def pairs() -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [(each["input_ids"], each["labels"]) for each in token_batches()[:3]]
 
