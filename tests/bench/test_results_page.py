@@ -10,8 +10,8 @@ from faults import results as fault_results
 from faults import write as write_faults
 from faults_page import render_faults
 from hosts_page import render_hosts
-from p2p_page import render_p2p
 from model_layouts_page import render_model_layouts
+from p2p_page import render_p2p
 from page import write_page
 from results_page import render_page
 from simulator_page import render_lab
