@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from cases_in_turn import turn
+from torch_backend.layout_training import compare_weights
 from torch_backend.planned_models import FusedDecoder, GroupedDecoder
 from torch_backend.sequence_models import (
+    POSITIONS,
     STYLES,
     VOCAB,
     WIDTH,
@@ -23,7 +26,8 @@ from torch_backend.sequence_models import (
     token_batches,
 )
 from torch_backend.test_sequences_4 import refused
-from unisono.parallel import CrossEntropy, Layout, model_loss, parallelize
+from unisono.parallel import CrossEntropy, Layout, Precision, model_loss, parallelize
+from unisono.parallel.run import ParallelRun
 
 pytestmark = pytest.mark.torch
 RANKS = 4
@@ -40,7 +44,7 @@ def compare(text: str, kind: str, **options: Any) -> None:
     batches = token_batches(masked=kind in ("full", "window"), packed=kind == "packed")[:3]
     model = options.pop("model", {})
     if "tp=" in text:
-        options |= {"styles": STYLES}
+        options = {"styles": STYLES} | options
     if "pp=" in text:
         options |= {"example": batches[0]}
 
@@ -63,12 +67,15 @@ def own_heads_and_positions(world):
         with turn(kind=kind):
             compare(TENSOR, kind)
     compare(TENSOR, "learned", model={"is_eager": True})
+    other = {"tokens": "embedding_colwise", "wide": "colwise_gather_output",
+             "narrow": "rowwise_split_input"}  # fmt: skip
+    compare(TENSOR, "rotary", styles=STYLES | other)
 
 
 def own_heads_and_positions_again(world):
-    """Parts of the forward pass run again in the backward pass."""
+    """Tests parts of the forward pass that run again in the backward pass."""
     torch.set_default_dtype(torch.float64)
-    for text in (TENSOR, PIPELINE, f"{PIPELINE},schedule=zbv"):
+    for text in (TENSOR, PIPELINE, f"{PIPELINE},zero=3", f"{PIPELINE},schedule=zbv"):
         with turn(text=text):
             layers = {"layers": 4} if "zbv" in text else {}
             compare(text, "rotary", model={"checkpoints": False} | layers)
@@ -103,8 +110,9 @@ def compare_pairs(text: str, make: Any, **options: Any) -> None:
 
 
 def own_plans_of_models(world):
-    """Norms of heads, heads of keys that ranks share, fused layers, tied tables."""
+    """Tests norms of heads, heads of keys that ranks share, fused layers and tied tables."""
     torch.set_default_dtype(torch.float64)
+    compare_pairs(PIPELINE, GroupedDecoder, example=pairs()[0][0])
     compare_pairs(TENSOR, GroupedDecoder)
     compare_pairs(TENSOR, partial(GroupedDecoder, key_heads=1, tied=False, bias=False))
     compare_pairs(TENSOR, FusedDecoder, styles=FusedDecoder.styles)
@@ -126,6 +134,119 @@ def a_sequence() -> nn.Sequential:
         nn.Embedding(VOCAB, WIDTH), Causal(), nn.Linear(WIDTH, 20), nn.GELU(),
         nn.Linear(20, WIDTH), Causal(), nn.Linear(WIDTH, VOCAB),
     )  # fmt: skip
+
+
+class Biased(nn.Module):
+    """The first of modules that pass a whole tensor with a gradient beside a divided one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCAB, WIDTH)
+        self.bias = nn.Parameter(torch.randn(POSITIONS, POSITIONS))
+
+    def forward(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.tokens(tokens), self.bias.tril() * 2
+
+
+class Later(Causal):
+    def forward(self, pair: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        x, bias = pair
+        return x + self.attention(x, None, bias, False), bias
+
+
+class Ending(nn.Linear):
+    def forward(self, pair: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        return super().forward(pair[0])
+
+
+def own_whole_tensors_between_stages(world):
+    torch.set_default_dtype(torch.float64)
+
+    def make() -> nn.Module:
+        torch.manual_seed(4)
+        return nn.Sequential(Biased(), Later(), Later(), Ending(WIDTH, VOCAB))
+
+    for text in (PIPELINE, f"{PIPELINE},zero=3", f"{PIPELINE},schedule=zbv"):
+        with turn(text=text):
+            compare_pairs(text, make)
+
+
+def own_calls_of_models(world):
+    """Tests a function that calls the model, and a batch in which some ranks have no labels."""
+    torch.set_default_dtype(torch.float64)
+
+    def call(model: nn.Module, batch: Any) -> torch.Tensor:
+        assert model.kind == "learned"
+        logits: torch.Tensor = model(batch["input_ids"]).logits
+        return logits
+
+    def loss(logits: torch.Tensor, batch: Any) -> torch.Tensor:
+        return functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
+
+    batches = token_batches()[:2]
+    for each in batches:
+        each["labels"][:, 3:] = -100
+    for text in (TENSOR, PIPELINE, f"{PIPELINE},zero=2"):
+        options = {"styles": STYLES} if text == TENSOR else {"example": batches[0]}
+        with turn(text=text):
+            compare_sequences(
+                text, partial(Decoder, "learned"), batches, call=call, loss=loss, microbatches=3,
+                alone=lambda model, batch: loss(call(model, batch), batch), **options,
+            )  # fmt: skip
+    compare_sequences(
+        PIPELINE, partial(Decoder, "rotary"), batches, microbatches=3, example=batches[0]
+    )
+
+
+def own_local_batches(world):
+    """Tests that one of the ranks with the same samples passes them."""
+    torch.set_default_dtype(torch.float64)
+    batches = token_batches()[:2]
+    for text in (TENSOR, PIPELINE):
+        options = {"styles": STYLES} if text == TENSOR else {"example": batches[0]}
+        with turn(text=text):
+            compare_sequences(
+                text, partial(Decoder, "rotary"), batches, microbatches=3, batch="local",
+                passed=lambda run, batch: (batch if run.mesh.rank == 3 else None,), **options,
+            )  # fmt: skip
+
+
+def own_checkpoints_of_other_layouts(world):
+    torch.set_default_dtype(torch.float64)
+    batches, folder = token_batches()[:2], world.folder / "mixed"
+
+    def go_on(run: ParallelRun, whole: nn.Module) -> None:
+        run.save(folder)
+        for text, options in (
+            (f"{PIPELINE},zero=3", {"example": batches[0], "microbatches": 2}),
+            (f"{TENSOR},zero=3", {"styles": STYLES}),
+        ):
+            other = parallelize(
+                Decoder("rotary"), Layout.parse(text), loss=model_loss, optimizer=adamw, clip=0.5,
+                **options,
+            )  # fmt: skip
+            other.load(folder)
+            compare_weights(other, whole, Decoder("rotary"), tolerance=1e-9)
+            other.mesh.close()
+
+    compare_sequences(TENSOR, partial(Decoder, "rotary"), batches, check=go_on, styles=STYLES)
+
+
+def own_precision(world):
+    """Tests bfloat16 over float32, near one process in float32."""
+    torch.set_default_dtype(torch.float32)
+    batch = token_batches()[0]
+    alone = float(Decoder("window")(**batch).loss)
+    for text in (TENSOR, f"{PIPELINE},zero=3"):
+        options = {"styles": STYLES} if text == TENSOR else {"example": batch}
+        with turn(text=text):
+            run = parallelize(
+                Decoder("window", checkpoints=False), Layout.parse(text), loss=model_loss,
+                optimizer=adamw, microbatches=3, precision=Precision(computation=torch.bfloat16),
+                **options,
+            )  # fmt: skip
+            assert float(run.step(batch)) == pytest.approx(alone, rel=0.02)
+            run.mesh.close()
 
 
 def own_sequences_of_modules(world):

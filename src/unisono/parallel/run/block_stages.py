@@ -24,6 +24,14 @@ class _Reached(Exception):
     """The pass has reached the first block after those of a stage."""
 
 
+class _Ended(BaseException):
+    """A stage that is not the last has returned its result to a function that calls the model."""
+
+    def __init__(self, result: Any) -> None:
+        super().__init__()
+        self.result = result
+
+
 class BlockStage(nn.Module):
     """Some blocks of a model, and the modules before or after all blocks, under their names."""
 
@@ -60,6 +68,17 @@ class BlockStage(nn.Module):
         finally:
             handle.remove()
         raise ValueError("expected the model to call all blocks, but it has returned before")
+
+    def called_by(self, function: Callable[[Any, Any], Any], batch: Any) -> Any:
+        """Returns what a function computes of the model and a batch.
+
+        The function gets an object with the attributes of the model. What it does after the call of
+        the model is left to the last stage.
+        """
+        try:
+            return function(_CalledModel(self._root[0], self, is_last=self._is_last), batch)
+        except _Ended as ended:
+            return ended.result
 
     @contextmanager
     def resuming(self, arrived: Any) -> Iterator[None]:
@@ -100,6 +119,22 @@ class BlockStage(nn.Module):
             if module is not None:
                 children[child] = self._assembled(model, path, own, found, parents)
         return result
+
+
+class _CalledModel:
+    """A model as a function calls it, of which a stage computes its part."""
+
+    def __init__(self, model: nn.Module, stage: BlockStage, *, is_last: bool) -> None:
+        self._model, self._stage, self._is_last = model, stage, is_last
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        result = self._stage(*arguments, **keywords)
+        if self._is_last:
+            return result
+        raise _Ended(result)
 
 
 def block_stages(model: nn.Module, found: RepeatedBlocks, stages: int) -> list[BlockStage]:

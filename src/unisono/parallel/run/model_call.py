@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from unisono.parallel.run.batch_tree import fields_of
+from unisono.parallel.run.block_stages import BlockStage
 from unisono.parallel.run.unused_output import tensors_in
 
 Call = Callable[[nn.Module, Any], Any]
@@ -56,15 +57,18 @@ class ModelCall:
         """The place of each argument without a default; infinite for one that has only a name."""
 
     def __call__(self, model: nn.Module, batch: Any) -> Any:
-        """Returns the output of the model, or of the first stage of its pipeline."""
+        """Returns the output of the model, or of a stage of its pipeline."""
         if self.own is not None:
-            return self.own(model, batch)
+            return self._of_own(self.own, model, batch)
         arguments, keywords = self._arguments(batch)
         return model(*arguments, **keywords)
 
     def with_inputs(self, model: nn.Module, inputs: Any) -> Any:
         """Returns the output for the inputs of `step(inputs, targets)`."""
-        return model(inputs) if self.own is None else self.own(model, inputs)
+        return model(inputs) if self.own is None else self._of_own(self.own, model, inputs)
+
+    def _of_own(self, own: Call, model: nn.Module, batch: Any) -> Any:
+        return model.called_by(own, batch) if isinstance(model, BlockStage) else own(model, batch)
 
     def on_example(self, model: nn.Module, value: Any) -> Any:
         """Returns the output for an example: the inputs of `step(inputs, targets)`, which are a
