@@ -41,7 +41,7 @@ def test_sequences_mixed(outcome):
 
 def compare(text: str, kind: str, **options: Any) -> None:
     """Compares a decoder with its own loss, of masked or packed samples if it has such a kind."""
-    batches = token_batches(masked=kind in ("full", "window"), packed=kind == "packed")[:3]
+    batches = token_batches(masked=kind in ("full", "window"), packed=kind == "packed")[:2]
     model = options.pop("model", {})
     if "tp=" in text:
         options = {"styles": STYLES} | options
@@ -90,6 +90,35 @@ def own_blocks_and_positions(world):
     compare(PIPELINE, "rotary", model={"has_experts": True})
 
 
+class Chooser(nn.Module):
+    """Chooses rows by values, which only a module that is not watched may do."""
+
+    is_per_position = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((WIDTH,), 1.5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.reshape(-1, WIDTH)
+        chosen, found = rows.detach().sum(-1) > 0, rows.clone()
+        found[chosen] = rows[chosen] * self.weight
+        return found.view(x.shape)
+
+
+def own_choices_before_the_blocks(world):
+    """Tests that a module whose stand-in in later stages has no weights is not watched there."""
+    torch.set_default_dtype(torch.float64)
+    batches = token_batches()[:2]
+
+    def make() -> nn.Module:
+        model = Decoder("rotary")
+        model.tokens = nn.Sequential(model.tokens, Chooser())
+        return model
+
+    compare_sequences(PIPELINE, make, batches, microbatches=3, example=batches[0])
+
+
 def own_blocks_without_a_graph(world):
     """Tests a model that asks for values of tensors, which torch.export cannot trace."""
     torch.set_default_dtype(torch.float64)
@@ -97,7 +126,7 @@ def own_blocks_without_a_graph(world):
 
 
 def pairs() -> list[tuple[torch.Tensor, torch.Tensor]]:
-    return [(each["input_ids"], each["labels"]) for each in token_batches()[:3]]
+    return [(each["input_ids"], each["labels"]) for each in token_batches()[:2]]
 
 
 def compare_pairs(text: str, make: Any, **options: Any) -> None:
@@ -267,6 +296,29 @@ class Summed(Decoder):
 class Cumulative(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.cumsum(1)
+
+
+class CumulativeInTraining(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.cumsum(1) if self.training else x
+
+
+def own_refusals_of_one_stage(world):
+    """Tests that all ranks learn what only the ranks of one stage can refuse."""
+    torch.set_default_dtype(torch.float64)
+    batch = token_batches()[0]
+    for number in (0, 1):
+        model = Decoder("rotary")
+        model.layers[number].routed = CumulativeInTraining()
+        run = parallelize(
+            model, Layout.parse(PIPELINE), loss=model_loss, optimizer=adamw, microbatches=3,
+            example=batch,
+        )  # fmt: skip
+        match = f"layers.{number}.routed .CumulativeInTraining.: cumsum works along the positions"
+        with pytest.raises((ValueError, RuntimeError), match=match) as caught:
+            run.step(batch)
+        assert "\n" not in str(caught.value)
+        run.mesh.close()
 
 
 def own_refusals(world):
