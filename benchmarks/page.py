@@ -14,6 +14,7 @@ from controller_page import render_controller
 from faults_page import render_faults
 from hosts_page import render_hosts
 from install_page import render_install
+from model_layouts_page import render_model_layouts
 from p2p_page import render_p2p
 from published_page import render_published
 from results_page import render_page
@@ -31,6 +32,7 @@ SECTIONS: Mapping[str, tuple[str, Callable[[Any], list[str]]]] = {
     "Choice": ("regret", render_choice),
     "Reproducibility": ("reproducible", render_reproducible),
     "Comparison with an older tree": ("trees", render_trees),
+    "Models of transformers in layouts": ("model-layouts", render_model_layouts),
     "Weights from a trainer to workers": ("weight-transfer", render_weight_transfer),
     "Models on the device meta": ("build-memory", render_build),
     "Faults": ("faults", render_faults),

@@ -10,6 +10,7 @@ from faults import results as fault_results
 from faults import write as write_faults
 from faults_page import render_faults
 from hosts_page import render_hosts
+from model_layouts_page import render_model_layouts
 from p2p_page import render_p2p
 from page import write_page
 from results_page import render_page
@@ -251,6 +252,24 @@ def test_the_page_equals_the_results(tmp_path: Path) -> None:
     """
     write_page(FOLDER / "results", tmp_path / "RESULTS.md")
     assert (tmp_path / "RESULTS.md").read_text() == (FOLDER / "RESULTS.md").read_text()
+
+
+def test_layouts_of_models_are_trained_or_refused() -> None:
+    errors = {"losses": 1e-15, "norms": 2e-10, "weights": 3e-14, "refused": ""}
+    rows = [
+        {"model": "Llama", "layout": "tp=2", **errors},
+        {"model": "ViT", "layout": "tp=2", **errors, "norms": 2e-13},
+        {"model": "ViT", "layout": "cp=2", **dict.fromkeys(errors), "refused": "too short"},
+        {"model": "ViT", "layout": "dp=4,cp=2", **dict.fromkeys(errors), "refused": "too short"},
+    ]
+    page = render_model_layouts({"transformers": "5", "rows": rows})
+    assert "| largest error of losses, 2 trainings | <= 1e-10 | 1.0e-15 | yes |" in page
+    assert "| largest error of norms, 2 trainings | <= 1e-10 | 2.0e-10 | **no** |" in page
+    table = ["| model | tp=2 | cp=2 |", "|---|---|---|", "| Llama | 2.0e-10 |  |",
+             "| ViT | 2.0e-13 | refused (1) |"]  # fmt: skip
+    assert page[page.index(table[0]) :][:4] == table
+    assert "| ViT | dp=4,cp=2 | refused (1) |" in page
+    assert page[-1] == "1. too short"
 
 
 def test_weights_are_compared_with_gloo_and_the_link() -> None:

@@ -172,7 +172,7 @@ def test_models_that_need_more_than_the_block_before_are_refused(kind, text):
     model = kind().eval()
     found = of(model)
     with torch.no_grad(), pytest.raises(ValueError, match=text):
-        check_stages(model, block_stages(model, found, 2), lambda module: module(TOKENS))
+        check_stages(model(TOKENS), block_stages(model, found, 2), lambda module: module(TOKENS))
 
 
 def test_a_module_that_runs_at_both_ends_belongs_to_both_stages():
@@ -183,7 +183,7 @@ def test_a_module_that_runs_at_both_ends_belongs_to_both_stages():
     model = Shared().eval()
     stages = block_stages(model, of(model), 2)
     with torch.no_grad():
-        check_stages(model, stages, lambda module: module(TOKENS))
+        check_stages(model(TOKENS), stages, lambda module: module(TOKENS))
     assert all("norm.weight" in dict(stage.named_parameters()) for stage in stages)
 
 

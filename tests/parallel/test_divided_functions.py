@@ -149,7 +149,7 @@ def divided(function, rank: int, *, compiles: bool = False) -> tuple[torch.Tenso
     part, model = SequencePart(length=LENGTH, rank=rank, ranks=2), Called(function)
     called = torch.compile(model, backend="eager") if compiles else model
     attention = ContextAttention("ring", None)
-    with DividedPositions(part, attention, model, owns_loss=False, replaces_inputs=False):
+    with DividedPositions(part, attention, model, owns_loss=False, placed=None):
         return called(IDS), part
 
 

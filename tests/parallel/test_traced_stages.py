@@ -170,10 +170,11 @@ class OwnBackward(nn.Module):
         ),
     ],
 )
-def test_refused_models(model, error) -> None:
+def test_refused_models(model, error, capfd) -> None:
     with pytest.raises(ValueError, match=error) as caught:
         cut(model, torch.ones(2, 3), 2)
     assert "\n" not in str(caught.value)
+    assert capfd.readouterr().err == "", "torch prints the graph so far"
 
 
 def test_refused_layouts() -> None:

@@ -227,8 +227,14 @@ def compare_weights(
     for held in (held for each in run.sets for held in each.held):
         expected = whole.get_parameter(held.name).detach()
         change = max(changes.get(held.name, 0.0), max(changes.values()) / 100)
-        values, block = rank_block(run, held)
-        errors = (values - expected[block]).abs()
+        values, place = rank_block(run, held)
+        if held.block.spans:  # joined ranges of one dimension
+            dim, first = held.block.dim, held.block.start[held.block.dim]
+            parts = [expected.narrow(dim, *each) for each in held.block.spans]
+            expected = torch.cat(parts, dim)
+            own = slice(place[dim].start - first, place[dim].stop - first)
+            place = (*place[:dim], own, *place[dim + 1 :])
+        errors = (values - expected[place]).abs()
         error = float(errors.max()) if errors.numel() else 0.0
         assert error <= tolerance * change, (held.name, error, change)
 

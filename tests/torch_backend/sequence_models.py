@@ -20,6 +20,15 @@ from unisono.parallel.run import ParallelRun
 WINDOW, VOCAB, WIDTH, HEADS, KV_HEADS, HEAD = 5, 13, 12, 4, 2, 4
 POSITIONS, SAMPLES, STEPS, CLIP = 16, 6, 5, 0.5
 TOLERANCE = 1e-10
+STYLES = {
+    "tokens": "embedding_rowwise",
+    "attention.query": "colwise",
+    "attention.pair": "packed_colwise",
+    "attention.out": "rowwise",
+    "wide": "colwise",
+    "narrow": "rowwise",
+    "head": "colwise_gather_output",
+}
 
 
 class Attention(nn.Module):
@@ -42,10 +51,11 @@ class Attention(nn.Module):
         is_causal: bool,
     ) -> torch.Tensor:
         samples, length, _ = x.size()
-        query = self.query(x).view(samples, length, HEADS, HEAD).transpose(1, 2)
+        query = self.query(x).view(samples, length, -1, HEAD).transpose(1, 2)
+        pair = self.pair(x)
         key, value = (
-            each.view(*x.shape[:-1], KV_HEADS, HEAD).transpose(1, 2)
-            for each in self.pair(x).split(KV_HEADS * HEAD, dim=-1)
+            each.view(*x.shape[:-1], -1, HEAD).transpose(1, 2)
+            for each in pair.split(pair.shape[-1] // 2, dim=-1)
         )
         if rotation is not None:
             query, key = rotated(query, *rotation), rotated(key, *rotation)
@@ -53,8 +63,8 @@ class Attention(nn.Module):
             groups = HEADS // KV_HEADS
             key, value = (
                 each[:, :, None]
-                .expand(samples, KV_HEADS, groups, length, HEAD)
-                .reshape(samples, HEADS, length, HEAD)
+                .expand(samples, each.shape[1], groups, length, HEAD)
+                .reshape(samples, -1, length, HEAD)
                 for each in (key, value)
             )
         if self.is_eager:
@@ -85,7 +95,7 @@ class Experts(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.weights = nn.Parameter(torch.randn(3, WIDTH, WIDTH) / 4)
+        self.weights = nn.Parameter(torch.randn(4, WIDTH, WIDTH) / 4)
         self.activation = nn.SiLU()
 
     def forward(self, rows: torch.Tensor, index: torch.Tensor, scores: torch.Tensor) -> Any:
@@ -102,7 +112,7 @@ class Routed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.router, self.experts = nn.Linear(WIDTH, 3), Experts()
+        self.router, self.experts = nn.Linear(WIDTH, 4), Experts()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows = x.view(-1, x.shape[-1])
@@ -132,14 +142,16 @@ class Decoder(nn.Module):
     causal attention, and "full" for attention in both directions, without shifted labels.
     """
 
-    def __init__(self, kind: str, *, checkpoints: bool | None = None, **options: Any) -> None:
+    def __init__(
+        self, kind: str, *, checkpoints: bool | None = None, layers: int = 2, **options: Any
+    ) -> None:
         super().__init__()
         torch.manual_seed(7)
         self.kind, self.checkpoints = kind, checkpoints
         self.tokens = nn.Embedding(VOCAB, WIDTH)
         if kind == "learned":
             self.positions = nn.Embedding(64, WIDTH)
-        self.layers = nn.ModuleList(Block(**options) for _ in range(2))
+        self.layers = nn.ModuleList(Block(**options) for _ in range(layers))
         self.norm = nn.RMSNorm(WIDTH)
         self.head = nn.Linear(WIDTH, VOCAB, bias=False)
 

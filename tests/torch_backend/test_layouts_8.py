@@ -5,8 +5,11 @@ ZeRO divides in a pipeline, training equals training in one process.
 from __future__ import annotations
 
 import pytest
+import torch
 
+from cases_in_turn import turn
 from torch_backend.layout_training import compare_transformer, expert_shape
+from torch_backend.test_sequences_mixed import compare as compare_decoder
 
 pytestmark = pytest.mark.torch
 RANKS = 8
@@ -21,6 +24,14 @@ def test_layouts_8(outcome):
 def own_three_axes(world):
     compare_transformer("dp=2,tp=2,pp=2,zero=1", microbatches=2)  # tied embeddings
     compare_transformer("dp=2,cp=2,pp=2,zero=3", microbatches=2, layers=2, tied=False)
+
+
+def own_three_axes_of_any_model(world):
+    torch.set_default_dtype(torch.float64)
+    for text in ("cp=2,tp=2,pp=2", "dp=2,cp=2,tp=2,zero=3", "dp=2,cp=2,pp=2,zero=3"):
+        with turn(text=text):
+            compare_decoder(text, "rotary")
+    compare_decoder("dp=2,cp=2,tp=2,ep=4,zero=1", "rotary", model={"has_experts": True})
 
 
 def own_replicas_of_uneven_parts(world):

@@ -233,8 +233,8 @@ def own_refusals_of_models(world):
     declared = Declared(lambda x: x.cumsum(1))
     refused(runs(declared), "cumsum works along the positions", tokens, tokens)
     refused(runs(Shifting(lambda x: x)), "multiple of 2 x 2 = 4, got 15", tokens[:, 1:], tokens)
-    refused(runs(Shifting(lambda x: x), "cp=2,pp=2"), "pp = 1 works", tokens, tokens)
-    refused(runs(Shifting(lambda x: x), "cp=2,tp=2"), "tp = 1 works", tokens, tokens)
+    images, match = torch.ones(2, 3, 8, 8), "dimension 1 of .2, 3, 8, 8. for positions; dp = 4 wi"
+    refused(runs(Shifting(lambda x: x)), match, images, images)
     numbers = tokens.double()
     refused(runs(nn.Linear(POSITIONS, 2)), "the batch has none; dp = 4 without cp", numbers, tokens)
     whole = nn.Sequential(Shifting(lambda x: x), Outside())

@@ -12,7 +12,6 @@ from unisono.parallel.layers.feed_forward import FeedForward
 from unisono.parallel.layers.layout_dropout import BatchPlace, LayoutDropout
 from unisono.parallel.layers.linear_pair import (
     LinearPair,
-    TensorSize,
     pair_linears,
     undivided_linear,
 )
@@ -30,6 +29,7 @@ from unisono.parallel.layers.tensor_exchanges import (
     sum_of_all,
     sum_to_parts,
 )
+from unisono.parallel.layers.tensor_size import TensorSize, size_on_rank
 from unisono.parallel.layers.transformer_model import (
     DecoderLayer,
     LogitHead,
@@ -66,6 +66,7 @@ __all__ = [
     "keep_part",
     "move_rows",
     "pair_linears",
+    "size_on_rank",
     "sum_of_all",
     "sum_to_parts",
     "undivided_linear",

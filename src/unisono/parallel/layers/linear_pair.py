@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -14,16 +13,9 @@ from torch.nn import functional
 from unisono.parallel.divisible import Divisible, MicrobatchPart, attach
 from unisono.parallel.layers.per_position import is_elementwise
 from unisono.parallel.layers.tensor_1d import Tensor1D
+from unisono.parallel.layers.tensor_size import TensorSize, size_on_rank
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.torch_backend import has_hooks, own_buffers, own_children, own_parameters
-
-
-class TensorSize(NamedTuple):
-    """The size of a tensor."""
-
-    elements: int
-    item_bytes: int
-    """Bytes of an element."""
 
 
 class LinearPair:
@@ -47,13 +39,13 @@ class LinearPair:
 
     def _enter(self, _: nn.Module, arguments: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
         (x,) = arguments
-        self._gradients = TensorSize(x.numel() * x.requires_grad, x.element_size())
+        self._gradients = size_on_rank(x, x.requires_grad)
         return (self._tensor.enter(x),)
 
     def _leave(self, x: torch.Tensor) -> torch.Tensor:
         part = functional.linear(x, self._last.weight)
         if torch.is_grad_enabled():  # an evaluation sums no gradients
-            self.sums = TensorSize(part.numel(), part.element_size()), self._gradients
+            self.sums = size_on_rank(part), self._gradients
         y = self._tensor.leave(part)
         return y if self._last.bias is None else y + self._last.bias
 

@@ -2,7 +2,9 @@
 
 Each function is a separate autograd node without parameters. Pipeline schedules that split the
 backward pass would run the backward of a node with parameters twice. Without a group (None) each
-function returns its argument.
+function returns its argument. A `TorchFunctionMode` sees most of them as functions of torch: one
+that knows more about x than its values, such as the positions of a sequence, knows it of the
+result.
 
 Shoeybi et al., "Megatron-LM", 2019 (`copy_to_all`, `sum_of_all`); Korthikanti et al., "Reducing
 activation recomputation in large transformer models", 2022 (the exchanges along the sequence).
@@ -10,63 +12,95 @@ activation recomputation in large transformer models", 2022 (the exchanges along
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 import torch
 from torch import distributed as dist
 from torch.nn import functional
+from torch.overrides import handle_torch_function, has_torch_function
 
 from unisono.planner import part_of
 from unisono.torch_backend import all_gather_single, reduce_scatter_single
 
 Group = dist.ProcessGroup | None
+_Options = ParamSpec("_Options")
+_Exchange = Callable[Concatenate[torch.Tensor, dist.ProcessGroup, _Options], torch.Tensor]
+_Function = Callable[Concatenate[torch.Tensor, Group, _Options], torch.Tensor]
 
 
-def copy_to_all(x: torch.Tensor, group: Group) -> torch.Tensor:
+def _of_torch(exchange: _Exchange[_Options]) -> _Function[_Options]:
+    """Makes an exchange a function of torch, which a `TorchFunctionMode` sees as one call."""
+
+    @functools.wraps(exchange)
+    def function(
+        x: torch.Tensor, group: Group, /, *args: _Options.args, **options: _Options.kwargs
+    ) -> torch.Tensor:
+        if group is None:
+            return x
+        if has_torch_function((x,)):
+            found: torch.Tensor = handle_torch_function(function, (x,), x, group, *args, **options)
+            return found
+        return exchange(x, group, *args, **options)
+
+    return function
+
+
+@_of_torch
+def copy_to_all(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """Returns x, which is equal on all ranks. The backward pass sums the gradients of all ranks."""
-    return x if group is None else _applied(_CopyToAll, x, group)
+    return _applied(_CopyToAll, x, group)
 
 
-def sum_of_all(x: torch.Tensor, group: Group) -> torch.Tensor:
+@_of_torch
+def sum_of_all(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """Returns the sum of x over the ranks. The backward pass returns the gradient unchanged."""
-    return x if group is None else _applied(_SumOfAll, x, group)
+    return _applied(_SumOfAll, x, group)
 
 
-def gather_parts(x: torch.Tensor, group: Group, *, dim: int, length: int) -> torch.Tensor:
+@_of_torch
+def gather_parts(
+    x: torch.Tensor, group: dist.ProcessGroup, *, dim: int, length: int
+) -> torch.Tensor:
     """Returns the parts of all ranks, joined along `dim` to `length` elements.
 
     The gradient of a part is the **sum** of all ranks' gradients of this part. Use this function if
     the ranks compute different results from the whole array.
     """
-    return x if group is None else _applied(_GatherParts, x, group, dim, length)
+    return _applied(_GatherParts, x, group, dim, length)
 
 
-def sum_to_parts(x: torch.Tensor, group: Group, *, dim: int) -> torch.Tensor:
+@_of_torch
+def sum_to_parts(x: torch.Tensor, group: dist.ProcessGroup, *, dim: int) -> torch.Tensor:
     """Returns this rank's part, along `dim`, of the sum of the ranks' arrays.
 
     The backward pass joins the gradients of all parts.
     """
-    return x if group is None else _applied(_SumToParts, x, group, dim)
+    return _applied(_SumToParts, x, group, dim)
 
 
-def gather_copies(x: torch.Tensor, group: Group, *, dim: int, length: int) -> torch.Tensor:
+@_of_torch
+def gather_copies(
+    x: torch.Tensor, group: dist.ProcessGroup, *, dim: int, length: int
+) -> torch.Tensor:
     """Returns the parts of all ranks, joined along `dim` to `length` elements.
 
     Use this function if all ranks compute the same results from the whole array. Since the
     gradients of the joined array are equal on all ranks, the backward pass keeps this rank's part
     of its own gradient.
     """
-    return x if group is None else _applied(_GatherCopies, x, group, dim, length)
+    return _applied(_GatherCopies, x, group, dim, length)
 
 
-def keep_part(x: torch.Tensor, group: Group, *, dim: int) -> torch.Tensor:
+@_of_torch
+def keep_part(x: torch.Tensor, group: dist.ProcessGroup, *, dim: int) -> torch.Tensor:
     """Returns this rank's part of x along `dim`, where x is equal on all ranks.
 
     The backward pass joins the gradients of all parts.
     """
-    return x if group is None else _applied(_KeepPart, x, group, dim)
+    return _applied(_KeepPart, x, group, dim)
 
 
 def swap_blocks(x: torch.Tensor, group: Group, *, peer: int, width: int) -> torch.Tensor:

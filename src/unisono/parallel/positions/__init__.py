@@ -7,7 +7,21 @@ belong together, computes attention over the whole sequence, and refuses functio
 combine positions in another way. So positions, masks and shifted labels are those of one process.
 """
 
-from unisono.parallel.positions.divided_positions import DividedPositions
-from unisono.parallel.positions.sequence_part import SequencePart, placement_of, sequence_length
+from unisono.parallel.positions.divided_positions import DividedPositions, Placed
+from unisono.parallel.positions.sequence_part import (
+    Placement,
+    SequencePart,
+    place,
+    placement_of,
+    sequence_length,
+)
 
-__all__ = ["DividedPositions", "SequencePart", "placement_of", "sequence_length"]
+__all__ = [
+    "DividedPositions",
+    "Placed",
+    "Placement",
+    "SequencePart",
+    "place",
+    "placement_of",
+    "sequence_length",
+]

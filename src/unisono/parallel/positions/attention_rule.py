@@ -33,7 +33,7 @@ def attention(call: FunctionCall) -> Any:
     if is_divided and is_plain:
         return call.placed(_in_a_ring(call, query, key, value, is_causal, scale), placement)
     if is_divided:
-        key, value = call.gathered(key), call.gathered(value)
+        key, value = call.gathered(key, value)
     out = functional.scaled_dot_product_attention(
         query,
         key,

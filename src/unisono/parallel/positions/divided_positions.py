@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -12,12 +12,14 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
+from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint
 
 from unisono.parallel.context import ContextAttention
 from unisono.parallel.positions.attention_rule import attention
+from unisono.parallel.positions.exchange_rules import EXCHANGE_RULES
 from unisono.parallel.positions.function_call import FunctionCall, Refused, Rule, tensors_of
 from unisono.parallel.positions.loss_rules import LOSSES, part_of_loss
 from unisono.parallel.positions.number_rules import (
@@ -44,6 +46,7 @@ _RULES: Mapping[str, Rule] = MappingProxyType(
     {
         **SHAPE_RULES,
         **NUMBER_RULES,
+        **EXCHANGE_RULES,
         **dict.fromkeys(LOSSES, part_of_loss),
         "scaled_dot_product_attention": attention,
     }
@@ -58,8 +61,13 @@ _READS = frozenset(
 _RECOMPUTING = ("recompute_fn", "backward")
 """The functions of torch.utils.checkpoint that run a part of a forward pass again. Around them, it
 compares real shapes."""
+_PASSES = (torch.autograd.backward, torch.autograd.grad)
 _FROM_FUNCTION = "RegisterPostBackwardFunctionBackward"
 """The node of torch's `fully_shard`, which replaces the inputs of modules by equal tensors."""
+
+
+Placed = WeakValueDictionary[Any, torch.Tensor]
+"""Divided tensors, by where they are in memory."""
 
 
 class DividedPositions(TorchFunctionMode):
@@ -77,18 +85,22 @@ class DividedPositions(TorchFunctionMode):
         model: nn.Module,
         *,
         owns_loss: bool,
-        replaces_inputs: bool,
+        placed: Placed | None,
     ) -> None:
-        """`owns_loss`: the loss that the model computes is that of the run. `replaces_inputs`:
-        `fully_shard` replaces the inputs of modules."""
+        """`owns_loss`: the loss that the model computes is that of the run. `placed`: the divided
+        tensors of all passes, if `fully_shard` replaces the inputs of modules."""
         super().__init__()
         self._part, self._attention, self._model = part, attention, model
         self._owns_loss, self._is_again = owns_loss, False
         self._alone: list[Placement | None] = []
         """The placement of the inputs of the modules under way that treat each position alone."""
-        self._placed: WeakValueDictionary[Any, torch.Tensor] | None = (
-            WeakValueDictionary() if replaces_inputs else None
-        )
+        self._placed = placed
+
+    def note(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Notes tensors that the model gets, which may be divided."""
+        for each in tensors:
+            if self._placed is not None and placement_of(each) is not None:
+                self._placed[_memory(each)] = each
 
     def divide(self, whole: torch.Tensor) -> torch.Tensor:
         """Returns this rank's positions of vectors (samples, positions, ...)."""
@@ -140,6 +152,12 @@ class DividedPositions(TorchFunctionMode):
         if self._alone:
             return func(*args, **options)
         if self._is_again:
+            if func in _PASSES:  # torch leaves the watch out of what it calls itself
+                places = [_edges(each) for each in args]
+                if "inputs" in options:
+                    options = options | {"inputs": _edges(options["inputs"])}
+                with self:
+                    return func(*places, **options)
             if not _is_recomputing():
                 return func(*args, **options)
             if is_called_by(checkpoint.CheckpointFunction.backward):
@@ -160,9 +178,7 @@ class DividedPositions(TorchFunctionMode):
         if name in ("size", "numel", "nelement", "__len__"):
             return self._size(name, args, options)
         found = self._called(name, func, args, options)
-        if self._placed is not None:
-            for each in tensors_of([found]):
-                self._placed[_memory(each)] = each
+        self.note(tensors_of([found]))
         return found
 
     def _called(self, name: str, func: Any, args: Any, options: dict[str, Any]) -> Any:
@@ -253,6 +269,13 @@ class DividedPositions(TorchFunctionMode):
 
 
 hide_from_dynamo(DividedPositions)  # a traced watch would not see the positions of its tensors
+
+
+def _edges(values: Any) -> Any:
+    """Returns where a backward pass begins or ends, in place of tensors of the graph."""
+    if isinstance(values, torch.Tensor):
+        return get_gradient_edge(values)
+    return type(values)(map(_edges, values)) if isinstance(values, (tuple, list)) else values
 
 
 def _is_recomputing() -> bool:

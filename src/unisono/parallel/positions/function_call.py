@@ -116,14 +116,29 @@ class FunctionCall:
             )
         return self.part.of(tensor, placement.at(found))
 
-    def gathered(self, part: torch.Tensor) -> torch.Tensor:
-        """Returns the whole tensor of a part, from the parts of all ranks. Collective."""
-        placement, group = placement_of(part), self.attention.group
-        assert placement is not None
-        if placement != Placement(placement.dim) or group is None:
+    def gathered(self, *parts: torch.Tensor) -> list[torch.Tensor]:
+        """Returns the whole tensors of parts, from the parts of all ranks. Collective.
+
+        Tensors of one type with equally many samples need one exchange.
+        """
+        group = self.attention.group
+        places = [each for each in map(placement_of, parts) if each is not None]
+        if group is None or any(each != Placement(each.dim) for each in places):
             self.refuse("is not known with these dimensions")
-        parts = all_gather(part.movedim(placement.dim, 1), group)
-        return in_natural_order(parts).movedim(1, placement.dim)
+        moved = [
+            (each.movedim(found.dim, 1), found.dim)
+            for each, found in zip(parts, places, strict=True)
+        ]
+        if len({(each.dtype, len(each)) for each, _ in moved}) > 1:
+            return [whole for each in parts for whole in self.gathered(each)]
+        rows = [each.reshape(*each.shape[:2], -1) for each, _ in moved]
+        joined = rows[0] if len(rows) == 1 else torch.cat(rows, dim=2)
+        whole = in_natural_order(all_gather(joined, group))
+        every = torch.split(whole, [each.shape[2] for each in rows], dim=2)
+        return [
+            each.view(*each.shape[:2], *part.shape[2:]).movedim(1, dim)
+            for each, (part, dim) in zip(every, moved, strict=True)
+        ]
 
     def refuse(self, reason: str, cure: str = "") -> NoReturn:
         """Raises an error about this function."""

@@ -77,7 +77,7 @@ def _product(call: FunctionCall) -> Any:
         if first.dim != left.dim() - 2 or is_of_samples:
             call.refuse("combines positions", _EAGER)
         # scores of queries with all keys, or the sum of all values
-        right, second = call.gathered(right), None
+        (right,), second = call.gathered(right), None
     if first is not None:
         return _left_product(call, left, right, first)
     assert second is not None

@@ -8,9 +8,11 @@ from torch import nn
 
 from unisono.parallel.divisible import Balanced, Divisible
 from unisono.parallel.layers import LayoutDropout
+from unisono.parallel.meta_weights import meta_names
 from unisono.parallel.precision import Precision
-from unisono.parallel.run.batch_tree import BatchTree
 from unisono.parallel.run.block_stages import block_stages
+from unisono.parallel.run.blocks_to_cut import find_blocks
+from unisono.parallel.run.first_microbatch import first_microbatch
 from unisono.parallel.run.model_call import ModelCall
 from unisono.parallel.run.model_stages import ModelStage, is_sequence, stage_count, stage_names
 from unisono.parallel.run.rank_agreement import of_rank_0
@@ -37,8 +39,9 @@ def all_stages(
     Collective. The stages share the model's parameters. `example`: inputs of a batch, or a batch of
     any nesting, for a model that is not an `nn.Sequential`. `call`: how the model is called.
     `needs_loss`: the model's own loss is its only output that is needed. `is_local`: the example is
-    the batch of one rank of `dp`. `blocks`: where the model is cut in place of a graph. Raises
-    `ValueError` if the model cannot be cut.
+    the batch of one rank of `dp`. `blocks`: where the model is cut in place of a graph; a model
+    without a graph is also cut between its repeated blocks. Raises `ValueError` if the model cannot
+    be cut.
     """
     if layout.pp == 1:
         return [model]
@@ -55,20 +58,23 @@ def all_stages(
         return list(block_stages(model, blocks, stage_count(layout)))
     first = first_microbatch(example, layout, microbatches=microbatches, is_local=is_local)
     traced = TracedCall(model, call, first, needs_loss=needs_loss)
-    return list(traced_stages(traced, stage_count(layout), precision))
+    try:
+        return list(traced_stages(traced, stage_count(layout), precision))
+    except ValueError:
+        found = _blocks_without_graph(model, layout, call, first.value)
+        if found is None:
+            raise
+    return list(block_stages(model, found, stage_count(layout)))
 
 
-def first_microbatch(
-    example: Any, layout: Layout, *, microbatches: int, is_local: bool
-) -> BatchTree:
-    """Returns the first microbatch of an example. Raises `ValueError` if it cannot be divided."""
-    batch = BatchTree.of(example)
-    dp = 1 if is_local else layout.dp
-    parts = microbatches * dp
-    if batch.samples == 0 or batch.samples % parts:
-        raise ValueError(
-            f"example: expected a multiple of microbatches x dp = {microbatches} x {dp} = {parts} "
-            f"samples, got {batch.samples}"
-        )
-    first = batch.with_tensors([each[: batch.samples // parts] for each in batch.tensors])
-    return BatchTree.of(first)
+def _blocks_without_graph(
+    model: nn.Module, layout: Layout, call: ModelCall, value: Any
+) -> RepeatedBlocks | None:
+    """Returns the repeated blocks of a model that has no graph; None if they cannot be stages."""
+    if meta_names(model):
+        return None
+    try:
+        found = find_blocks(model, layout, call, value)
+    except Exception:  # of the model, which the error about its graph tells
+        return None
+    return None if isinstance(found, str) else found

@@ -103,7 +103,7 @@ def divide_batch(
         own, every = _spans_of_parts(batch.samples, microbatches, counts)
     if keeps_sequences:
         tensors: Sequence[torch.Tensor] = batch.tensors
-        _check_length(tensors[:1] if is_pair else tensors, mesh)
+        divided_length(tensors[:1] if is_pair else tensors, mesh)
         targets_of = _own_positions(batch, mesh) if needs_targets else tensors
     else:
         targets_of = tensors = batch.tensors if layout.cp == 1 else _own_positions(batch, mesh)
@@ -221,16 +221,26 @@ def _nearest_multiple(count: int, factor: int) -> int:
     return max(round(count / factor), 1) * factor
 
 
-def _check_length(inputs: Sequence[torch.Tensor], mesh: TrainingMesh) -> None:
-    """Raises `ValueError` for inputs without sequences that the ranks of `cp` can divide."""
+def divided_length(inputs: Sequence[torch.Tensor], mesh: TrainingMesh) -> int:
+    """Returns the number of positions of sequences that the ranks of `cp` divide.
+
+    Raises `ValueError` for inputs without such sequences.
+    """
     length, layout = sequence_length(inputs), mesh.layout
+    cure = f"dp = {layout.dp * layout.cp} without cp works"
     if length is None:
         raise ValueError(
             f"cp = {layout.cp} divides dimension 1 of tokens (samples, positions) or vectors "
-            "(samples, positions, ...), but the batch has none; "
-            f"dp = {layout.dp * layout.cp} without cp works"
+            f"(samples, positions, ...), but the batch has none; {cure}"
         )
-    zigzag_part(length, mesh.coordinates["cp"], layout.cp)
+    try:
+        zigzag_part(length, mesh.coordinates["cp"], layout.cp)
+    except ValueError as error:
+        shape = next(tuple(each.shape) for each in inputs if each.shape[1:2] == (length,))
+        raise ValueError(
+            f"{error}; cp = {layout.cp} takes dimension 1 of {shape} for positions; {cure}"
+        ) from None
+    return length
 
 
 def _own_positions(batch: BatchTree, mesh: TrainingMesh) -> list[torch.Tensor]:

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.graph import get_gradient_edge
 
 from unisono.parallel.precision import ComputedWeights, Precision
 from unisono.parallel.run.batch_loss import BatchLoss
@@ -138,8 +137,7 @@ class BatchPasses:
         self.clock.record("F", number, 0, begin_s)
         begin_s = time.monotonic()
         with self._context.backward(number):
-            # a watch over torch's functions would not see the pass that starts from a tensor
-            torch.autograd.backward(get_gradient_edge(loss) if self._call.keeps_sequences else loss)
+            torch.autograd.backward(loss)
         self.clock.record("B", number, 0, begin_s)
         return loss
 
@@ -151,6 +149,7 @@ class BatchPasses:
 
     def _part_loss(self, output: Any, part: Microbatch) -> torch.Tensor:
         """Returns what this output adds to the loss of the whole batch, scaled."""
+        self._call.check_output(output, part.passed)
         output = self._converted(output)
         with self._context.autocast.forward():
             loss = self._loss.part(output, part)

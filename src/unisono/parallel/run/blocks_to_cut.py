@@ -10,12 +10,13 @@ import torch
 from torch import nn
 
 from unisono.parallel.meta_weights import meta_names
-from unisono.parallel.run.all_stages import first_microbatch
 from unisono.parallel.run.block_stages import block_stages, check_stages
+from unisono.parallel.run.first_microbatch import first_microbatch
 from unisono.parallel.run.model_call import ModelCall
 from unisono.parallel.run.model_stages import is_sequence, stage_count
 from unisono.parallel.run.repeated_blocks import RepeatedBlocks
 from unisono.parallel.tensor_plan import ModelPlan
+from unisono.planner import Layout
 
 
 def blocks_to_cut(
@@ -23,47 +24,67 @@ def blocks_to_cut(
 ) -> RepeatedBlocks | None:
     """Returns the blocks of a model that a graph cannot serve; None for other models.
 
-    A graph has no modules, which `tp` and `ep` by a plan and ZeRO 2 and 3 need. Call before the
-    model is divided. Raises `ValueError` if the model's blocks cannot be stages.
+    A graph has no modules, which `tp` and `ep` by a plan and ZeRO 2 and 3 need, and has the shapes
+    of whole sequences, which `cp` divides. Call before the model is divided. Raises `ValueError` if
+    the model's blocks cannot be stages.
     """
-    model, layout = planned.model, planned.layout
-    needs_modules = planned.is_divided or planned.experts or layout.zero >= 2
-    if layout.pp == 1 or is_sequence(model) or example is None or not needs_modules:
+    model, layout, why = planned.model, planned.layout, _why(planned, call)
+    if layout.pp == 1 or is_sequence(model) or example is None or not why:
         return None
     names = meta_names(model)
     if names:
         raise ValueError(
-            f"{names[0]}: is on the device meta, but pp = {layout.pp} with {_why(planned)} runs "
-            "the model once to find its blocks; a model on the CPU works, and so does pp without "
-            f"{_why(planned)}"
+            f"{names[0]}: is on the device meta, but pp = {layout.pp} with {why} runs the model "
+            "once to find its blocks; a model on the CPU works, and so does pp without "
+            f"{why}"
         )
     first = first_microbatch(example, layout, microbatches=microbatches, is_local=is_local)
-
-    def run(module: nn.Module) -> Any:
-        return call.on_example(module, first.value)
-
-    try:
-        with _in_eval_mode(model):
-            found = RepeatedBlocks.of(model, run)
-            stages = stage_count(layout)
-            if len(found.blocks) < stages:
-                raise ValueError(f"has {len(found.blocks)} blocks for {stages} stages")
-            check_stages(model, block_stages(model, found, stages), run)
-    except ValueError as error:
-        why = _why(planned)
+    found = find_blocks(model, layout, call, first.value)
+    if isinstance(found, str):
         raise ValueError(
             f"pp = {layout.pp} with {why} cuts a model between its repeated blocks, but "
-            f"{type(model).__name__} {error}; pp = {layout.pp} without {why}, or pp = 1, works"
-        ) from None
+            f"{type(model).__name__} {found}; pp = {layout.pp} without {why}, or pp = 1, works"
+        )
     return found
 
 
-def _why(planned: ModelPlan) -> str:
-    """Returns what needs modules, in the words of a layout."""
+def find_blocks(
+    model: nn.Module, layout: Layout, call: ModelCall, value: Any
+) -> RepeatedBlocks | str:
+    """Returns the blocks of a model that can be the stages of a pipeline, or words about why they
+    cannot.
+
+    `value`: an example, with which the model and its stages are called. Raises what they raise.
+    """
+
+    def run(module: nn.Module) -> Any:
+        return call.on_example(module, value)
+
+    with _in_eval_mode(model):
+        expected = run(model)
+        try:
+            found = RepeatedBlocks.of(model, run)
+            for name in found.before:
+                call.prepare(found.hollows[name])
+            stages = stage_count(layout)
+            if len(found.blocks) < stages:
+                raise ValueError(f"has {len(found.blocks)} blocks for {stages} stages")
+            check_stages(expected, block_stages(model, found, stages), run)
+        except ValueError as error:
+            return str(error)
+    return found
+
+
+def _why(planned: ModelPlan, call: ModelCall) -> str:
+    """Returns what a graph cannot serve, in the words of a layout; "" if it can serve all."""
     layout = planned.layout
-    if planned.is_divided:
-        return f"tp = {layout.tp}"
-    return f"ep = {layout.ep}" if planned.experts else f"zero = {layout.zero}"
+    needs = {
+        "tp": planned.is_divided,
+        "ep": bool(planned.experts),
+        "cp": call.keeps_sequences,
+        "zero": layout.zero >= 2,
+    }
+    return " and ".join(f"{axis} = {getattr(layout, axis)}" for axis in needs if needs[axis])
 
 
 @contextmanager

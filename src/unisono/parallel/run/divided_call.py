@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -15,11 +15,14 @@ from unisono.parallel.divisible import has_divisible
 from unisono.parallel.expert_stacks import find_stacks
 from unisono.parallel.positions import (
     DividedPositions,
+    Placed,
     SequencePart,
     placement_of,
     sequence_length,
 )
+from unisono.parallel.run.batch_parts import divided_length
 from unisono.parallel.run.batch_tree import replace_leaves
+from unisono.parallel.run.block_stages import BlockStage
 from unisono.parallel.run.divided_activations import modules_of_positions
 from unisono.parallel.run.model_call import Call, ModelCall
 from unisono.parallel.run.unused_output import tensors_in
@@ -36,16 +39,7 @@ def check_divided_calls(
 
     `is_own_loss`: the loss is that of the model. `has_weight`: the program states its weight.
     """
-    if not _divides_calls(model, layout):
-        return
-    for axis in ("pp", "tp"):
-        size = getattr(layout, axis)
-        if size > 1:
-            raise ValueError(
-                f"cp = {layout.cp} with {axis} = {size} needs modules with a method divide(mesh), "
-                f"such as TransformerModel has; without them {axis} = 1 works, with dp and zero"
-            )
-    if is_own_loss and has_weight:
+    if _divides_calls(model, layout) and is_own_loss and has_weight:
         raise ValueError(
             f"cp = {layout.cp} divides the positions of a sequence, which the model's own loss may "
             "shift, so weight= could not count the labels of a part; model_loss without weight= "
@@ -83,22 +77,44 @@ class DividedCall(ModelCall):
         self._mesh, self._owns_loss = mesh, owns_loss
         self._attention = ContextAttention("ring", mesh.group("cp"))
         self._watch: DividedPositions | None = None
+        self._placed = Placed() if mesh.layout.zero >= 2 else None
         self._is_watching = False
         stacks = [each.module for each in find_stacks(model).stacks if each.keeps_rows]
-        alone = [*modules_of_positions(model), *stacks]
-        for module in dict.fromkeys(alone):
+        self._watch_alone([*modules_of_positions(model), *stacks])
+
+    def prepare(self, module: nn.Module) -> None:
+        """Prepares a module that stands in for a module of the model in later calls."""
+        self._watch_alone(modules_of_positions(module))
+
+    def _watch_alone(self, modules: Iterable[nn.Module]) -> None:
+        """Leaves modules that treat each position alone out of the watch in later calls."""
+        for module in dict.fromkeys(modules):
             module.register_forward_pre_hook(self._enter, with_kwargs=True)
             module.register_forward_hook(self._leave, always_call=True)
 
     def __call__(self, model: nn.Module, batch: Any) -> Any:
         """Returns the output for this rank's positions of a batch."""
-        with self._watching(model, batch) as divided:
-            return self._checked(super().__call__(model, divided), _samples(batch))
+        with self._watching(model, batch) as watch:
+            return super().__call__(model, self._divided(batch, watch))
 
     def with_inputs(self, model: nn.Module, inputs: Any) -> Any:
         """Returns the output for this rank's positions of the inputs of `step(inputs, targets)`."""
-        with self._watching(model, inputs) as divided:
-            return self._checked(super().with_inputs(model, divided), _samples(inputs))
+        with self._watching(model, inputs) as watch:
+            return super().with_inputs(model, self._divided(inputs, watch))
+
+    def on_example(self, model: nn.Module, value: Any) -> Any:
+        """Returns the output for this rank's positions of an example.
+
+        Raises `ValueError` for an example whose sequences the ranks cannot divide.
+        """
+        divided_length([*tensors_in(value)], self._mesh)
+        return super().on_example(model, value)
+
+    def resume(self, stage: nn.Module, arrived: Any, inputs: Any) -> Any:
+        """Returns the result of a later stage for this rank's positions."""
+        with self._watching(stage, inputs) as watch:
+            watch.note(tensors_in(arrived))
+            return super().resume(stage, arrived, inputs)
 
     def again(self) -> AbstractContextManager[None] | None:
         """Returns the context of the backward pass of the last call."""
@@ -122,18 +138,26 @@ class DividedCall(ModelCall):
             self._watch.leave_alone(module, results)
 
     @contextmanager
-    def _watching(self, model: nn.Module, batch: Any) -> Iterator[Any]:
-        """Watches a call, with a batch whose vectors of each position are divided."""
+    def _watching(self, model: nn.Module, batch: Any) -> Iterator[DividedPositions]:
+        """Watches a call of a model, or of a stage of it."""
         length, layout = sequence_length(tensors_in(batch)), self._mesh.layout
         assert length is not None  # the batch has been divided
         part = SequencePart(length=length, rank=self._mesh.coordinates["cp"], ranks=layout.cp)
         self._watch = watch = DividedPositions(
-            part,
-            self._attention,
-            model,
-            owns_loss=self._owns_loss,
-            replaces_inputs=layout.zero >= 2,
+            part, self._attention, model, owns_loss=self._owns_loss, placed=self._placed
         )
+        if isinstance(model, BlockStage):
+            watch.note(tensors_in(model.arrived))
+        self._is_watching = True
+        try:
+            with watch:
+                yield watch
+        finally:
+            self._is_watching = False
+
+    def _divided(self, batch: Any, watch: DividedPositions) -> Any:
+        """Returns a batch whose vectors of each position are divided."""
+        length = sequence_length(tensors_in(batch))
 
         def divided(_: str, leaf: Any) -> Any:
             is_vectors = isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
@@ -141,16 +165,11 @@ class DividedCall(ModelCall):
                 return watch.divide(leaf)
             return leaf
 
-        self._is_watching = True
-        try:
-            with watch:
-                yield replace_leaves(batch, divided)
-        finally:
-            self._is_watching = False
+        return replace_leaves(batch, divided)
 
-    def _checked(self, output: Any, samples: int) -> Any:
-        """Returns an output; refuses one that a loss could not combine with a part of the targets,
-        which has some positions of each sample."""
+    def check_output(self, output: Any, samples: int) -> None:
+        """Raises `ValueError` for an output that a loss could not combine with a part of the
+        targets, which has some positions of each sample."""
         for each in () if self._owns_loss else tensors_in(output):
             found, shape = placement_of(each), tuple(each.shape)
             before = 0 if found is None else math.prod(shape[: found.dim]) * found.outer
@@ -162,7 +181,6 @@ class DividedCall(ModelCall):
                     "positions, ...) that are computed from an embedding of the tokens; dp = "
                     f"{layout.dp * layout.cp} without cp works"
                 )
-        return output
 
     def _arguments(self, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Returns the arguments of the model, without a cache of keys, which training does not
@@ -171,7 +189,3 @@ class DividedCall(ModelCall):
         if _CACHE in self._names:
             keywords.setdefault(_CACHE, False)
         return arguments, keywords
-
-
-def _samples(batch: Any) -> int:
-    return len(next(tensors_in(batch)))

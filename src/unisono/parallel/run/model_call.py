@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from unisono.parallel.run.batch_tree import fields_of
+from unisono.parallel.run.block_stages import BlockStage
 from unisono.parallel.run.unused_output import tensors_in
 
 Call = Callable[[nn.Module, Any], Any]
@@ -56,20 +57,37 @@ class ModelCall:
         """The place of each argument without a default; infinite for one that has only a name."""
 
     def __call__(self, model: nn.Module, batch: Any) -> Any:
-        """Returns the output of the model, or of the first stage of its pipeline."""
+        """Returns the output of the model, or of a stage of its pipeline."""
         if self.own is not None:
-            return self.own(model, batch)
+            return self._of_own(self.own, model, batch)
         arguments, keywords = self._arguments(batch)
         return model(*arguments, **keywords)
 
     def with_inputs(self, model: nn.Module, inputs: Any) -> Any:
         """Returns the output for the inputs of `step(inputs, targets)`."""
-        return model(inputs) if self.own is None else self.own(model, inputs)
+        return model(inputs) if self.own is None else self._of_own(self.own, model, inputs)
+
+    def _of_own(self, own: Call, model: nn.Module, batch: Any) -> Any:
+        return model.called_by(own, batch) if isinstance(model, BlockStage) else own(model, batch)
 
     def on_example(self, model: nn.Module, value: Any) -> Any:
         """Returns the output for an example: the inputs of `step(inputs, targets)`, which are a
         tensor, or a batch."""
         return (self.with_inputs if isinstance(value, torch.Tensor) else self)(model, value)
+
+    def resume(self, stage: nn.Module, arrived: Any, inputs: Any) -> Any:
+        """Returns the result of a later stage of a sequence of modules.
+
+        `arrived`: the result of the stage before; `inputs`: those of the first stage.
+        """
+        return stage(arrived)
+
+    def prepare(self, module: nn.Module) -> None:
+        """Prepares a module that stands in for a module of the model in later calls."""
+
+    def check_output(self, output: Any, samples: int) -> None:
+        """Raises `ValueError` for an output that a loss cannot combine with its part of the
+        targets. `samples`: the number of samples that the call has got."""
 
     def again(self) -> AbstractContextManager[None] | None:
         """Returns the context that a backward pass needs, in which parts of the last call may run

@@ -111,7 +111,8 @@ def parallelize(
     - `dp`, and ZeRO by `layout.zero`: any model.
     - `pp`: an `nn.Sequential`, which is cut between its modules. With `example`, also another model
       that torch.export can trace: its graph is cut between its operations. Batches then have the
-      shape of `example`.
+      shape of `example`. Models that repeat a block are cut between their blocks if they cannot be
+      traced, and with `tp` of any model, `cp` of any model, and ZeRO 2 and 3.
     - `tp`: modules with a method `divide(mesh)`, such as those of `TransformerModel`, pairs of
       `nn.Linear` in an `nn.Sequential`, models of transformers, and modules that `styles` names:
       see `plan`, whose result may replace `model` and `layout`. Every rank of `tp` computes the

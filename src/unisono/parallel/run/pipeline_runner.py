@@ -48,7 +48,15 @@ class PipelineRunner:
         self._microbatches: Sequence[Microbatch] = ()
         count, group = stage_count(mesh.layout), cast(dist.ProcessGroup, mesh.group("pp"))
         self._stages = [
-            RunStage(module, number, count, group, microbatches=microbatches, passes=passes)
+            RunStage(
+                module,
+                number,
+                count,
+                group,
+                microbatches=microbatches,
+                passes=passes,
+                resume=call.resume,
+            )
             for number, module in stages
         ]
         self._schedule = self._make_schedule()

@@ -71,15 +71,17 @@ class RunStage(_Base):  # type: ignore[misc]
         *,
         microbatches: int,
         passes: StagePasses,
+        resume: Callable[[nn.Module, Any, Any], Any],
     ) -> None:
-        """`number`: that of the stage, of `count` stages. `group`: the ranks of the pipeline."""
+        """`number`: that of the stage, of `count` stages. `group`: the ranks of the pipeline.
+        `resume`: computes a later stage, from the result of the stage before and the inputs."""
         super().__init__(module, number, count, torch.device("cpu"), group)
         self.args_recv_info = {0: ()}  # torch looks here for connections that skip stages
         self.inputs: Sequence[Any] = ()
         """The inputs of each microbatch of the step, for stages that call a model with them."""
         self.call: Callable[[nn.Module, Any], Any] | None = None
         """The call of a model with inputs."""
-        self._shared, self._microbatches = passes, microbatches
+        self._shared, self._microbatches, self._resume = passes, microbatches, resume
         self._under_way: dict[int, _Passes] = {}
         self._local: dict[int, tuple[list[torch.Tensor], ResultForm]] = {}
         self._input_gradients: dict[int, Sequence[torch.Tensor | None] | None] = {}
@@ -204,13 +206,14 @@ class RunStage(_Base):  # type: ignore[misc]
         else:
             values = [without_view(x) if x.requires_grad else x for x in leaves]
         before = [version_of(each) for each in values]
+        inputs = self.inputs[microbatch]
         if isinstance(self.submod, TracedStage):
             result = self.submod(*values)
         elif isinstance(self.submod, BlockStage):
             with self.submod.resuming(put_together(form, values)):
-                result = self._call_model(self.inputs[microbatch])
+                result = self._call_model(inputs)
         else:
-            result = self.submod(put_together(form, values))
+            result = self._resume(self.submod, put_together(form, values), inputs)
         if self._before is None:
             is_changed = [version_of(each) for each in values] != before
             if is_changed and not self._changes_inputs:

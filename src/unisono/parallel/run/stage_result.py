@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from unisono.parallel.positions import Placement, place, placement_of
 from unisono.torch_backend import flatten, is_view, unflatten, without_view
 
 _CONSTANTS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.Size)
@@ -24,6 +25,8 @@ class TensorForm:
     shape: tuple[int, ...]
     dtype: torch.dtype
     needs_gradient: bool
+    placement: Placement | None = None
+    """How positions divide it over the ranks of `cp`; None for a whole tensor."""
 
     @property
     def nbytes(self) -> int:
@@ -97,7 +100,9 @@ def take_apart(result: Any, stage: int) -> tuple[list[torch.Tensor], ResultForm]
         if isinstance(leaf, torch.Tensor):
             message = _as_message(leaf, stage)
             tensors.append(message)
-            forms.append(TensorForm(message.shape, message.dtype, message.requires_grad))
+            forms.append(
+                TensorForm(message.shape, message.dtype, message.requires_grad, placement_of(leaf))
+            )
         elif isinstance(leaf, _CONSTANTS):
             forms.append(leaf)
         else:
@@ -109,7 +114,10 @@ def take_apart(result: Any, stage: int) -> tuple[list[torch.Tensor], ResultForm]
 
 
 def put_together(form: ResultForm, tensors: Sequence[torch.Tensor]) -> Any:
-    """Returns a result of this form with these tensors."""
+    """Returns a result of this form with these tensors, which are divided as it says."""
+    for tensor, each in zip(tensors, form.tensors, strict=True):
+        if each.placement is not None:
+            place(tensor, each.placement)
     if form.structure is None:
         return tensors[0]
     rest = iter(tensors)

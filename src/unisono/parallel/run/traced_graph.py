@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import logging
+import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,14 +86,17 @@ def _reason(name: str, error: Exception) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hides torch's report of a graph that cannot be traced: the error says it in one line."""
+    """Hides torch's report of a graph that cannot be traced, which it logs and prints: the error
+    says it in one line."""
     logger = logging.getLogger("torch")
-    before = logger.level
+    before, printed = logger.level, io.StringIO()
     logger.setLevel(logging.CRITICAL)
     try:
-        yield
+        with redirect_stderr(printed):
+            yield
     finally:
         logger.setLevel(before)
+    sys.stderr.write(printed.getvalue())  # of the model
 
 
 def _output_without_data(model: nn.Module, example: Sequence[torch.Tensor], mode: Any) -> Any:

@@ -15,6 +15,7 @@ from unisono.parallel.layers import (
     copy_to_all,
     gather_copies,
     keep_part,
+    size_on_rank,
     sum_of_all,
 )
 from unisono.parallel.tensor_plan.linear_sizes import (
@@ -84,7 +85,7 @@ class DividedModule:
         x, is_new = self._shared.enter(input, self._mesh)
         y = _linear(self._module, x, bias_of(self._module))
         whole = self._gathered(y, self._length) if self._style.is_gathered else y
-        self._note([_size(input, input.requires_grad)] if is_new else [])
+        self._note([size_on_rank(input, input.requires_grad)] if is_new else [])
         return whole
 
     def _inputs(self, input: torch.Tensor) -> torch.Tensor:
@@ -102,7 +103,7 @@ class DividedModule:
             if input.requires_grad:
                 self._note_part(input, self._length)
         part = _linear(self._module, x, None)
-        self._note([_size(part)])
+        self._note([size_on_rank(part)])
         y = sum_of_all(part, group)
         bias = bias_of(self._module)
         return y if bias is None else y + bias
@@ -115,7 +116,7 @@ class DividedModule:
         own = (input - self._first).masked_fill(is_elsewhere, 0)
         found: torch.Tensor = type(self._module).forward(self._module, own)
         part = found * is_here.unsqueeze(-1)
-        self._note([_size(part)])
+        self._note([size_on_rank(part)])
         return sum_of_all(part, self._mesh.group("tp"))
 
     def _vectors(self, input: torch.Tensor) -> torch.Tensor:
@@ -131,8 +132,8 @@ class DividedModule:
 
     def _note_part(self, whole: torch.Tensor, length: int) -> None:
         """Notes the padded part of this rank of an array that the ranks gather."""
-        longest = -(-length // self._mesh.layout.tp)
-        self._parts = (TensorSize(whole.numel() // length * longest, whole.element_size()),)
+        longest, size = -(-length // self._mesh.layout.tp), size_on_rank(whole)
+        self._parts = (size._replace(elements=size.elements // length * longest),)
 
     def _note(self, sums: Sequence[TensorSize]) -> None:
         """Notes what a training pass exchanges; an evaluation changes nothing."""
@@ -191,7 +192,3 @@ def _linear(module: nn.Module, x: torch.Tensor, bias: nn.Parameter | None) -> to
     flat = x.reshape(-1, x.shape[-1])
     y = flat @ weight if bias is None else torch.addmm(bias, flat, weight)
     return y.view(*x.shape[:-1], y.shape[-1])
-
-
-def _size(x: torch.Tensor, is_sent: bool = True) -> TensorSize:
-    return TensorSize(x.numel() * is_sent, x.element_size())
