@@ -267,6 +267,17 @@ class Outside(nn.Module):
         return torch.ones(x.shape, requires_grad=True)
 
 
+def own_keys_and_values_are_gathered_together(world):
+    torch.set_default_dtype(torch.float64)
+    run = parallelize(Decoder("window"), Layout(cp=4), loss=model_loss, optimizer=adamw)
+    before = run.mesh.stats()["cp"]
+    run.step(token_batches()[0])
+    operations = (run.mesh.stats()["cp"] - before).operations
+    calls = [operations[name].calls for name in ("all_gather", "reduce_scatter")]
+    assert calls == [2, 2], "one of each for each layer"
+    run.mesh.close()
+
+
 def own_refusals_of_losses(world):
     torch.set_default_dtype(torch.float64)
     batch = token_batches()[0]
