@@ -114,6 +114,20 @@ def own_grouped_decoders(world):
             compare(lambda options=options: GroupedDecoder(**options), text)
 
 
+def own_hooks_that_see_whole_activations(world):
+    def hooked() -> nn.Module:
+        model = GroupedDecoder(tied=False)
+        model.embed_tokens.register_forward_hook(lambda *found: 2 * found[-1])
+        model.lm_head.register_forward_pre_hook(lambda _, given: (given[0].tanh(),))
+        return model
+
+    compare(hooked, "dp=2,tp=2", {"embed_tokens": "embedding_rowwise"})
+    model = GroupedDecoder()
+    model.layers[1].mlp.up_proj.register_forward_hook(lambda *_: None)
+    with pytest.raises(ValueError, match=r"layers\.1\.mlp\.up_proj: .*would see a part"):
+        plan(model, Layout(dp=2, tp=2))
+
+
 def own_fused_decoders(world):
     for text in ("dp=2,tp=2,zero=1", "dp=2,tp=2,zero=3"):
         with turn(text=text):

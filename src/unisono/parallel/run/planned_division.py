@@ -73,7 +73,7 @@ def divide_model(planned: ModelPlan, loss: Loss, mesh: TrainingMesh) -> None:
             module.keeps_parts = module is head and isinstance(loss, CrossEntropy)
         if isinstance(module, Divisible):
             module.divide(mesh)
-    _check_hooks(model, mesh.layout)  # before pairs get hooks of their own
+    _check_hooks(planned, mesh.layout)  # before pairs get hooks of their own
     sum_gradients_over_positions(model, mesh.layout)
     pairs = pair_linears(model, mesh)
     if head is not None and isinstance(loss, CrossEntropy):
@@ -92,13 +92,14 @@ def divide_model(planned: ModelPlan, loss: Loss, mesh: TrainingMesh) -> None:
         )
 
 
-def _check_hooks(model: nn.Module, layout: Layout) -> None:
+def _check_hooks(planned: ModelPlan, layout: Layout) -> None:
     """Raises `ValueError` for hooks of modules that compute a part of their result.
 
-    Stacked experts return the results of all rows that they get.
+    Stacked experts return the results of all rows that they get, and some styles are whole outside.
     """
-    whole = {each.module for each in attached(model, DividedExperts)}
-    for name, module in model.named_modules():
+    whole = {each.module for each in attached(planned.model, DividedExperts)}
+    whole |= {each.module for each in planned.modules if each.style.is_whole_outside}
+    for name, module in planned.model.named_modules():
         blocks = [(each, block_of(each)) for each in module.parameters(recurse=False)]
         is_cut = any(tuple(each.shape) != block.shape for each, block in blocks)
         if is_cut and module not in whole and has_hooks(module):

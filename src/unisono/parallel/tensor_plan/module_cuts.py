@@ -63,8 +63,8 @@ def require_kind(name: str, module: nn.Module, style: Style) -> None:
         kind = type(module)
         name_of_kind = kind.__name__ if kind.__name__ != "Linear" else f"{kind.__module__}.Linear"
         problem = f"is a {name_of_kind}"
-    elif "forward" in vars(module) or has_hooks(module):
-        problem = "has hooks, or a forward of its own"
+    elif "forward" in vars(module) or (has_hooks(module) and not style.is_whole_outside):
+        problem = "has hooks, which would see a part of the activations, or a forward of its own"
     elif set(own_parameters(module)) - {"weight", "bias"} or "weight" not in own_parameters(module):
         problem = "computes its weight, as pruning and norms of weights do"
     elif isinstance(module, nn.Embedding) and module.max_norm is not None:

@@ -37,6 +37,11 @@ class Style:
         return self.cut == "outputs" and not self.is_gathered
 
     @property
+    def is_whole_outside(self) -> bool:
+        """True if the module gets what it would get in one process, and returns the same."""
+        return self.cut in ("rows", "vectors") or self.is_gathered or self.is_split
+
+    @property
     def sums_inputs(self) -> bool:
         """True if each rank receives its own inputs, and the ranks sum the results."""
         return self.cut == "inputs" and not self.is_split
