@@ -62,9 +62,9 @@ _RECOMPUTING = ("recompute_fn", "backward")
 """The functions of torch.utils.checkpoint that run a part of a forward pass again. Around them, it
 compares real shapes."""
 _PASSES = (torch.autograd.backward, torch.autograd.grad)
+"""The functions that begin a backward pass."""
 _FROM_FUNCTION = "RegisterPostBackwardFunctionBackward"
 """The node of torch's `fully_shard`, which replaces the inputs of modules by equal tensors."""
-
 
 Placed = WeakValueDictionary[Any, torch.Tensor]
 """Divided tensors, by where they are in memory."""
