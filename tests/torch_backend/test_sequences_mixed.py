@@ -63,7 +63,7 @@ def compare(text: str, kind: str, **options: Any) -> None:
 
 def own_heads_and_positions(world):
     torch.set_default_dtype(torch.float64)
-    for kind in ("rotary", "learned", "full", "packed", "window"):
+    for kind in ("rotary", "full", "window"):
         with turn(kind=kind):
             compare(TENSOR, kind)
     compare(TENSOR, "learned", model={"is_eager": True})
@@ -83,7 +83,7 @@ def own_heads_and_positions_again(world):
 
 def own_blocks_and_positions(world):
     torch.set_default_dtype(torch.float64)
-    for kind in ("rotary", "learned", "full", "packed"):
+    for kind in ("learned", "packed"):
         with turn(kind=kind):
             compare(PIPELINE, kind)
     compare(f"{PIPELINE},vpp=2", "window", model={"layers": 4})
