@@ -170,4 +170,4 @@ def test_few_lines_change_from_one_process_to_three_kinds_of_parallelism() -> No
     ranks = [sys.executable, *TORCHRUN, "--nproc-per-node", "8", str(divided)]
     texts = run([sys.executable, str(alone)]), run(ranks)
     losses, printed = (Counter(re.findall(r"\d\.\d{9}", text)) for text in texts)
-    assert len(losses) == 8 and printed == {each: 8 for each in losses}
+    assert len(losses) == 8 and printed == dict.fromkeys(losses, 8)
