@@ -61,7 +61,9 @@ class ModelPlan:
         """The number of ranks that keep the same heads of keys and values; 1 without copies."""
         own = (each for each in self.model.modules() if isinstance(each, SelfAttention))
         found = [each.head_copies(self.layout) for each in own]
-        return max([1, *found, *(cut.copies for each in self.modules for cut in each.cuts.values())])
+        return max(
+            [1, *found, *(cut.copies for each in self.modules for cut in each.cuts.values())]
+        )
 
     def divide(self, mesh: TrainingMesh) -> None:
         """Keeps this rank's parts of the modules. The plan must fit the mesh's layout."""
