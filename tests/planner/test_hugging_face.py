@@ -187,6 +187,8 @@ def test_the_decoder_of_a_model_with_other_parts() -> None:
     found = planner.from_hugging_face({**config, "vision_config": {"hidden_size": 1152}})
     assert found.approximations == ("parts beside the decoder are left out",)
     assert replace(found, approximations=()) == planner.load_model("gemma3-27b")
+    flat = NAMED["Qwen2 7B"] | {"model_type": "qwen2_vl", "vision_config": {"depth": 32}}
+    assert planner.from_hugging_face(flat).approximations == found.approximations
 
 
 @pytest.mark.parametrize(

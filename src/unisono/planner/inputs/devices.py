@@ -131,7 +131,7 @@ def device_named(name: str) -> Device:
     'H100-SXM5-80GB'
     >>> device_named("a1000")
     Traceback (most recent call last):
-    ValueError: no device is named 'a1000'; near: A100-SXM4-80GB, RTX-A6000, A100-SXM4-40GB
+    ValueError: no device is named 'a1000'; near: A100-SXM4-80GB, RTX-A6000
     """
     if not isinstance(name, str):
         raise ValueError(f"a device's name is a text, not {name!r}")

@@ -32,7 +32,7 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     ),
     "shared_width": ("shared_expert_intermediate_size", "shared_intermediate_size"),
     "window": ("sliding_window", "attention_chunk_size", "window_size"),
-    "mtp": ("num_nextn_predict_layers", "num_mtp_modules"),
+    "mtp": ("num_nextn_predict_layers",),
 }
 """Names of each size in configurations."""
 _USUAL: Mapping[str, Any] = {
@@ -79,7 +79,7 @@ def from_hugging_face(config: Mapping[str, Any]) -> Transformer:
     keys = ConfigKeys(merged, name, style.defaults)
     _check(keys, style)
     model = _with_linear_layers(_sizes(keys, style), keys, style)
-    if found is not config:
+    if found is not config or "vision_config" in config:
         model = _approximated(model, "parts beside the decoder are left out")
     return _with_vectors(model, keys, style)
 

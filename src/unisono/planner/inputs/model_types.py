@@ -139,6 +139,18 @@ _QWEN3 = replace(
     defaults=_UNUSED_WINDOW,
     states=_HEADS,
 )
+_DELTA = replace(
+    _QWEN3,
+    linear=_gated_deltas,
+    full_every=4,
+    defaults={},
+    states=(*_HEADS, "linear_num_value_heads"),
+)
+_DELTA_EXPERTS = replace(
+    _DELTA,
+    more_vectors=lambda model: model.hidden,  # the gate of the shared expert
+    states=(*_DELTA.states, "num_experts", "moe_intermediate_size"),
+)
 _ONE_NORM = replace(_GPT, norms=1, output_projection_biases=True, defaults={})
 _COHERE = replace(_LLAMA, norms=1, ffn_biases=False, wide_head_norms="use_qk_norm", defaults=_TIED)
 _EXPERTS = replace(_PLAIN, states=(*_KEY_HEADS, "num_local_experts"))
@@ -240,7 +252,7 @@ MODEL_TYPES: Mapping[str, ModelType] = {
     "granitemoeshared": replace(
         _GRANITE_EXPERTS, states=("num_local_experts", "shared_intermediate_size")
     ),
-    "grok-1": replace(_EXPERTS, norms=4, defaults=_TIED),
+    "grok-1": replace(_PLAIN, norms=4, defaults=_TIED, states=(*_KEY_HEADS, "num_experts")),
     "hunyuan_v1_dense": replace(_LLAMA, ffn_biases=False, head_norms=True),
     "hunyuan_v1_moe": replace(
         _LLAMA,
@@ -250,6 +262,9 @@ MODEL_TYPES: Mapping[str, ModelType] = {
         states=("num_experts", "moe_topk"),
     ),
     "internlm2": replace(_PLAIN, query_biases="bias", output_biases="bias"),
+    "internlm3": replace(
+        _PLAIN, query_biases="qkv_bias", output_biases="bias", ffn_biases="bias", states=_HEADS
+    ),
     "llama": _LLAMA,
     "llama4_text": replace(
         _LLAMA,
@@ -311,14 +326,9 @@ MODEL_TYPES: Mapping[str, ModelType] = {
     "qwen3_moe": replace(
         _QWEN3, states=(*_HEADS, "num_experts|num_local_experts", "moe_intermediate_size")
     ),
-    "qwen3_next": replace(
-        _QWEN3,
-        linear=_gated_deltas,
-        full_every=4,
-        more_vectors=lambda model: model.hidden,
-        defaults={},
-        states=(*_HEADS, "num_experts", "moe_intermediate_size", "linear_num_value_heads"),
-    ),
+    "qwen3_5_moe_text": replace(_DELTA_EXPERTS, defaults={"intermediate_size": 0}),
+    "qwen3_5_text": _DELTA,
+    "qwen3_next": _DELTA_EXPERTS,
     "seed_oss": replace(
         _LLAMA, output_biases="attention_out_bias", defaults={"attention_bias": True}, states=_HEADS
     ),

@@ -13,14 +13,18 @@ OTHER_NAMES: Mapping[str, str] = {
     "kimi_k2": "deepseek_v3",
     "llama4": "llama4_text",
     "mimo": "qwen2",
+    "minimax_m1": "minimax",
     "minimax_text_01": "minimax",
     "ministral3": "mistral",
     "qwen2_5_vl": "qwen2",
     "qwen2_5_vl_text": "qwen2",
     "qwen2_vl": "qwen2",
     "qwen2_vl_text": "qwen2",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
     "qwen3_vl_moe_text": "qwen3_moe",
     "qwen3_vl_text": "qwen3",
+    "stablelm_epoch": "stablelm",
     "Yi": "llama",
 }
 """Types whose configurations are read as those of another type."""
@@ -35,9 +39,7 @@ REFUSED_TYPES: Mapping[str, str] = {
     **dict.fromkeys(("bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba"), _STATES),
     **dict.fromkeys(("mamba", "mamba2", "nemotron_h", "zamba", "zamba2"), _STATES),
     **dict.fromkeys(("deepseek_v32", "deepseek_v4", "glm_moe_dsa"), _SPARSE),
-    **dict.fromkeys(
-        ("kimi_linear", "lfm2", "qwen3_5", "qwen3_5_moe"), "layers of linear attention"
-    ),
+    **dict.fromkeys(("kimi_linear", "lfm2", "olmo_hybrid"), "layers of linear attention"),
     **dict.fromkeys(("recurrent_gemma", "rwkv", "xlstm"), "recurrent layers"),
     "deci": "layers of different sizes",
     "gemma3n": "an embedding in each layer",
