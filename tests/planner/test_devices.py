@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from unisono import planner
+from unisono.planner.step_times.exchange_times import ExchangeTimes
 
 MODEL = planner.load_model("gpt3-1.7b")
 
@@ -33,6 +34,18 @@ MODEL = planner.load_model("gpt3-1.7b")
         ("NVIDIA GH200 480GB", "GH200-96GB"),
         ("AMD Instinct MI325X", "MI325X"),
         ("AMD Instinct MI355X", "MI355X"),
+        ("NVIDIA GeForce RTX 4090", "RTX-4090"),
+        ("NVIDIA GeForce RTX 5090", "RTX-5090"),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX-6000-Ada"),
+        ("NVIDIA RTX A6000", "RTX-A6000"),
+        ("NVIDIA A10G", "A10G"),
+        ("NVIDIA L4", "L4"),
+        ("Tesla T4", "T4"),
+        ("AMD Instinct MI250X", "MI250X"),
+        ("AMD Instinct MI350X", "MI350X"),
+        ("TPU v5e", "TPU-v5e"),
+        ("Intel Gaudi 3", "Gaudi-3"),
+        ("ascend_910c", "Ascend-910C"),
         (" H100 ", "H100-SXM5-80GB"),
         ("H100 SXM", "H100-SXM5-80GB"),
         ("h100-sxm5-80gb\n", "H100-SXM5-80GB"),
@@ -55,7 +68,7 @@ def test_rates_of_tensor_cores(device: planner.Device) -> None:
     """Tests the ratios of the rates that all architectures since Ampere have: half for twice the
     bits. Sparse rates in place of dense ones would break them.
     """
-    if "bf16" not in device.peak or device.architecture == "davinci":
+    if "bf16" not in device.peak or device.architecture in ("davinci", "gaudi", "tpu"):
         return
     wide = device.peak["bf16"]
     assert device.peak["fp16"] == wide
@@ -85,6 +98,58 @@ def test_precisions_that_a_device_lacks(device: str, precision: str, text: str) 
     cluster = planner.Cluster(device=device, devices=8)
     with pytest.raises(ValueError, match=re.escape(text)):
         planner.predict(MODEL, cluster, planner.Layout(dp=8), job)
+
+
+def exchanges(device: planner.Device | str, devices: int = 8) -> ExchangeTimes:
+    """Returns exchanges whose times are their bytes over the rate."""
+    constants = planner.default_constants().changed(
+        link_share=1.0, link_start_s=0.0, link_rank_s=0.0
+    )
+    return ExchangeTimes(planner.Cluster(device=device, devices=devices), constants)
+
+
+def test_cards_without_peer_access_copy_through_host_memory() -> None:
+    """Tests that a ring of GeForce cards has half the rate of PCIe, that cards with peer access
+    have the whole rate, and that a stated rate is used as it is.
+    """
+    half, whole = exchanges("4090"), exchanges("6000-ada")
+    group = half.place(8, 1)
+    assert half.gather_s(8e9, group) == pytest.approx(7 / 8 * 8e9 / 16e9)
+    assert whole.gather_s(8e9, group) == pytest.approx(7 / 8 * 8e9 / 32e9)
+    assert planner.Cluster(device="4090", devices=8, link_Bps=11e9).domain_Bps == 11e9
+
+
+def test_cards_of_a_switch_share_its_link() -> None:
+    """Compares with messages that are counted link by link: 8 cards on two switches of 4."""
+    found = exchanges("a100-pcie")
+    rate = planner.device_named("a100-pcie").link_Bps
+
+    def slowest(pairs: list[tuple[int, int]], nbytes: float) -> float:
+        uplinks = [sum(a // 4 == side != b // 4 for a, b in pairs) for side in (0, 1)]
+        cards = [sum(a == card for a, _ in pairs) for card in range(8)]
+        return nbytes * max(*uplinks, *cards) / rate
+
+    for ranks, stride in ((8, 1), (4, 1), (2, 4), (4, 2)):
+        span = ranks * stride
+        groups = [
+            range(start + first, start + span, stride)
+            for start in range(0, 8, span)
+            for first in range(stride)
+        ]
+        pairs = [(each[i], each[(i + 1) % ranks]) for each in groups for i in range(ranks)]
+        place, nbytes = found.place(ranks, stride), 8e9
+        expected = slowest(pairs, nbytes * (ranks - 1) / ranks)
+        assert found.gather_s(nbytes, place) == pytest.approx(expected), (ranks, stride)
+        pairs = [(a, b) for each in groups for a in each for b in each if a != b]
+        expected = slowest(pairs, nbytes / (ranks - 1))
+        assert found.all_to_all_s(nbytes, place) == pytest.approx(expected), (ranks, stride)
+    assert found.send_s(1e9, 4) == pytest.approx(slowest([(i, (i + 4) % 8) for i in range(8)], 1e9))
+
+
+def test_nvlink_is_not_shared() -> None:
+    found = exchanges("a100")
+    assert found.all_to_all_s(8e9, found.place(8, 1)) == pytest.approx(8e9 / 300e9)
+    assert found.gather_s(8e9, found.place(2, 4)) == pytest.approx(4e9 / 300e9)
 
 
 def processor(devices: int, per_host: int | None = None) -> planner.Prediction:

@@ -45,6 +45,19 @@ def own_data_and_tensor(world):
     compare_transformer("dp=2,tp=2,zero=3,sequence_parallel=1")
 
 
+def own_copied_heads(world):
+    """Four ranks divide four heads, and two ranks keep each of two heads of keys, or all the one
+    head."""
+    for changes in ({"kv_heads": 2}, {"kv_heads": 1, "gated": True, "tied": False}):
+        compare_transformer("tp=4", microbatches=2, **changes)
+        compare_transformer("tp=4,sequence_parallel=1", **changes)
+    compare_transformer("dp=2,tp=2,zero=3", microbatches=2, kv_heads=1, tied=False)
+    compare_transformer("dp=2,tp=2,zero=1", microbatches=2, kv_heads=1, gated=True)
+    compare_transformer("cp=2,tp=2", microbatches=2, kv_heads=1)
+    compare_transformer("pp=2,tp=2", microbatches=2, kv_heads=1, tied=True)
+    compare_transformer("tp=2,dp=2,ep=2", microbatches=2, **expert_shape(kv_heads=1))
+
+
 def own_data_and_pipeline(world):
     compare_transformer("dp=2,pp=2,zero=1", microbatches=4)  # tied embeddings on two stages
 

@@ -108,8 +108,10 @@ class TrainingMesh:
 
     @property
     def logit_axis(self) -> str:
-        """The axis of `tp` that splits logits by vocabulary; the other axes split samples."""
-        return "tp_row" if self.layout.tensor == "3d" else "tp_column"
+        """The axis of `tp` that splits logits by vocabulary: `tp` itself if it is a line of ranks.
+        The other axes of a grid split samples.
+        """
+        return {"1d": "tp", "3d": "tp_row"}.get(self.layout.tensor, "tp_column")
 
     def ranks(self, name: str) -> tuple[int, ...]:
         """Returns the ranks of the group of this name that contains this rank, in order."""

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from unisono.planner.inputs.hugging_face import from_hugging_face
     from unisono.planner.inputs.layer_division import stage_layers
     from unisono.planner.inputs.layout import SCHEDULES, Layout, nearest_divisor
-    from unisono.planner.inputs.layout_check import check_layout
+    from unisono.planner.inputs.layout_check import check_layout, divides_heads, require_heads
     from unisono.planner.inputs.model_presets import (
         PRESETS,
         load_model,
@@ -181,7 +181,7 @@ _NAMES = {
     "inputs.layout": ("SCHEDULES", "Layout", "nearest_divisor"),
     "inputs.tensor_grid": ("TENSOR_KINDS", "TensorGrid"),
     "inputs.tensor_volume": ("layer_elements",),
-    "inputs.layout_check": ("check_layout",),
+    "inputs.layout_check": ("check_layout", "divides_heads", "require_heads"),
     "layout_search.layout_candidates": ("Candidate", "Candidates", "SearchCounts"),
     "memory.memory_changes": ("MemoryChange", "smallest_change"),
     "inputs.hugging_face": ("from_hugging_face",),
@@ -309,6 +309,7 @@ __all__ = [
     "daly_interval_s",
     "default_constants",
     "device_named",
+    "divides_heads",
     "dlrm_presets",
     "errors_markdown",
     "forward_flops",
@@ -342,6 +343,7 @@ __all__ = [
     "ranking_markdown",
     "rankings",
     "read_own_runs",
+    "require_heads",
     "run_of_row",
     "run_schedule",
     "run_tasks",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from math import exp
+from math import exp, hypot, sqrt
 from typing import overload
 
 import numpy as np
@@ -21,7 +21,7 @@ from unisono.planner.inputs.device_cluster import Cluster
 from unisono.planner.inputs.layout import Layout
 from unisono.planner.inputs.layout_check import check_layout
 from unisono.planner.inputs.training_flops import step_flops
-from unisono.planner.inputs.transformer import Transformer
+from unisono.planner.inputs.transformer import APPROXIMATION_DEVIATION, Transformer
 from unisono.planner.inputs.workload import Workload
 from unisono.planner.memory.stage_memory import MEMORY_KINDS
 from unisono.planner.recommendation.dlrm_prediction import DlrmPrediction, predict_dlrm
@@ -96,7 +96,15 @@ class Prediction:
     @cached_property
     def _half_width(self) -> float:
         """Half of the width of the 80 % interval of the logarithm of the step time."""
-        return self.errors.half_width(self._run.constants.interval_quantile)
+        return self._widened(self.errors)
+
+    def _widened(self, errors: ErrorDistribution) -> float:
+        """Returns the half width of the interval of a distribution, with the model's
+        approximations.
+        """
+        quantile = self._run.constants.interval_quantile
+        rough = APPROXIMATION_DEVIATION * sqrt(len(self.model.approximations))
+        return hypot(errors.half_width(quantile), quantile * rough)
 
     @property
     def deviation(self) -> float:
@@ -153,12 +161,14 @@ class Prediction:
     def interval_text(self) -> str:
         """Returns one line with the width of the interval and the effect of the user's runs."""
         text = f"80 % interval: within {exp(self._half_width) - 1:.0%}"
+        if self.model.approximations:
+            text += f" (wider, since {', '.join(self.model.approximations)})"
         if not self._run.calibrated:
             return text
         if not self.own_runs:
             return f"{text}; the calibration has no run of this device"
         blind = self._errors(self._run.blind)
-        before = exp(blind.half_width(self._run.constants.interval_quantile)) - 1
+        before = exp(self._widened(blind)) - 1
         runs = f"{self.own_runs} own run{'s' if self.own_runs > 1 else ''}"
         kinds = self._run.blind_times.step(self.layout, self._micro_batch, self._recompute)
         change = self.step_s / sum(kinds.values())

@@ -26,8 +26,12 @@ def read_inputs(options: PlanOptions) -> PlanInputs:
     """Reads the inputs from the files and texts that the options name. Raises ValueError."""
     assert options.model and options.cluster and options.batch is not None
     seq = DEFAULT_SEQ if options.seq is None else options.seq
+    model = load_model(options.model)
+    title = f"{options.model} on {options.cluster}, batch {options.batch} x {seq}"
+    if model.approximations:
+        title += f" (approximated: {', '.join(model.approximations)})"
     return PlanInputs(
-        model=load_model(options.model),
+        model=model,
         cluster=read_cluster(options.cluster, options.topology),
         job=Workload(
             seq=seq,
@@ -38,7 +42,7 @@ def read_inputs(options: PlanOptions) -> PlanInputs:
         ),
         layout=None if options.layout is None else Layout.read(options.layout),
         calibration=None if options.calibration is None else Calibration.load(options.calibration),
-        title=f"{options.model} on {options.cluster}, batch {options.batch} x {seq}",
+        title=title,
     )
 
 

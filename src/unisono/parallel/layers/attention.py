@@ -8,10 +8,11 @@ import torch
 from torch import nn
 
 from unisono.parallel.context import ContextAttention
+from unisono.parallel.data_parallelism.parameter_block import cut
 from unisono.parallel.divisible import MicrobatchPart
 from unisono.parallel.layers.tensor_parallel import tensor_parallel
 from unisono.parallel.training_mesh import TrainingMesh
-from unisono.planner import Transformer, nearest_divisor
+from unisono.planner import Layout, Transformer, nearest_divisor, require_heads
 
 
 class SelfAttention(nn.Module):
@@ -41,22 +42,50 @@ class SelfAttention(nn.Module):
     def divide(self, mesh: TrainingMesh) -> None:
         """Keeps this rank's heads.
 
-        Raises `ValueError` if `heads` or `kv_heads` is not divisible by the number of parts.
+        If a line of ranks has more ranks than there are heads of keys and values, several ranks
+        keep the same head, and sum its gradient. Raises `ValueError` if the ranks cannot divide the
+        heads.
         """
         self._tensor = tensor_parallel(mesh)
-        parts = self._tensor.parts
-        for name, heads in (("heads", self.heads), ("kv_heads", self.kv_heads)):
-            if heads % parts:
-                near = nearest_divisor(heads, parts)
-                side = "tp" if mesh.layout.tensor == "1d" else "the side of the grid of tp"
-                raise ValueError(
-                    f"{side} must divide {name}: {parts} does not divide {heads}; {near} does"
-                )
-        for linear in self._firsts():
-            self._tensor.divide_first(linear)
+        if mesh.layout.tensor == "1d":
+            require_heads(self.heads, self.kv_heads, self._tensor.parts)
+        else:
+            self._require_side(self._tensor.parts)
+        self._tensor.divide_first(self.query)
+        copies = self.head_copies(mesh.layout)
+        for linear in (self.key, self.value):
+            if copies == 1:
+                self._tensor.divide_first(linear)
+            else:
+                self._keep_head(linear, mesh.coordinates["tp"] // copies)
         self._tensor.divide_last(self.output)
         self._attend = ContextAttention(self.context, mesh.group("cp"))
-        self._sample_parts = mesh.layout.tp // parts
+        self._sample_parts = mesh.layout.tp // self._tensor.parts
+
+    def head_copies(self, layout: Layout) -> int:
+        """Returns the number of ranks of `tp` that hold the same head of keys and values."""
+        return max(layout.tp // self.kv_heads, 1) if layout.tensor == "1d" else 1
+
+    def _keep_head(self, linear: nn.Linear, head: int) -> None:
+        group = "column_tokens"
+        for name in ("weight", "bias"):
+            cut(
+                linear,
+                name,
+                dim=0,
+                part=head,
+                parts=self.kv_heads,
+                summed_over=group,
+                held_by=group,
+            )
+
+    def _require_side(self, side: int) -> None:
+        for name, heads in (("heads", self.heads), ("kv_heads", self.kv_heads)):
+            if heads % side:
+                raise ValueError(
+                    f"the side of the grid of tp must divide {name}: {side} does not divide "
+                    f"{heads}; {nearest_divisor(heads, side)} does"
+                )
 
     def _firsts(self) -> tuple[nn.Linear, ...]:
         return self.query, self.key, self.value
@@ -77,7 +106,7 @@ class SelfAttention(nn.Module):
             on_tp += moved * each.item_bytes
             on_cp += self._attend.bytes_sent(
                 heads=self.heads // tensor.parts,
-                kv_heads=self.kv_heads // tensor.parts,
+                kv_heads=max(self.kv_heads // tensor.parts, 1),
                 head_dim=self.head_dim,
                 tokens=each.tokens // self._sample_parts,
                 part=each,

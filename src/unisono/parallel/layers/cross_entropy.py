@@ -52,7 +52,7 @@ class CrossEntropy(nn.Module):
             )
         axis = mesh.logit_axis
         self._mesh, self._group = mesh, mesh.group(axis)
-        self._first, _ = part_of(self.vocab, mesh.coordinates[axis], mesh.grid.sizes[axis])
+        self._first, _ = part_of(self.vocab, mesh.coordinates[axis], len(mesh.ranks(axis)))
 
     def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         if self._mesh is None:
@@ -81,6 +81,8 @@ def _own_samples(x: torch.Tensor, mesh: TrainingMesh) -> torch.Tensor:
 
     Tensor parallelism in 2D, 2.5D and 3D also splits the samples.
     """
+    if mesh.logit_axis == "tp":
+        return x
     for axis in GROUPS["tp"]:
         if axis != mesh.logit_axis:
             begin, count = part_of(len(x), mesh.coordinates[axis], mesh.grid.sizes[axis])

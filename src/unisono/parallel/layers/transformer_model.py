@@ -162,7 +162,8 @@ class TransformerModel(nn.Sequential):
 
     Tokens have the shape (batch, sequence), logits (batch, sequence, vocab). The children are
     "embedding", "layer0", "layer1", ..., "head"; a pipeline cuts the model between children. Latent
-    attention (`kv_rank`) and other biases and norms (`layer_vectors`) are not implemented.
+    attention (`kv_rank`), windows, MTP layers, and other biases and norms (`layer_vectors`) are not
+    implemented.
 
     >>> shape = Transformer(layers=2, hidden=16, heads=2, vocab=11, positions=8)
     >>> model = TransformerModel(shape, seed=0)
@@ -222,6 +223,9 @@ def _require_built(shape: Transformer) -> None:
     """Raises ValueError for parts that only the planner knows."""
     if shape.kv_rank:
         raise ValueError(f"kv_rank: latent attention is not built; expected 0, got {shape.kv_rank}")
+    for name in ("window", "gate_width", "mtp_layers", "spread_dense"):
+        if getattr(shape, name):
+            raise ValueError(f"{name}: not built; expected 0, got {getattr(shape, name)}")
     stated = {
         "layer_vectors": shape.layer_vectors,
         "outer_vectors": shape.outer_vectors,

@@ -104,8 +104,7 @@ class StepEnd:
         """Returns True if this rank adds its losses to the sum over all ranks. Ranks that split the
         logits of the same samples compute equal losses, so only the first of these ranks adds them.
         """
-        axis = "tp" if self._mesh.layout.tensor == "1d" else self._mesh.logit_axis
-        return self._mesh.coordinates[axis] == 0
+        return self._mesh.coordinates[self._mesh.logit_axis] == 0
 
     def _own_weight(self) -> float:
         """Returns what this rank adds to the weight of the batch's loss."""

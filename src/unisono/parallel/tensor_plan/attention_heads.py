@@ -10,7 +10,7 @@ from torch import nn
 
 from unisono.parallel.tensor_plan.linear_sizes import inputs_of, outputs_of
 from unisono.parallel.tensor_plan.styles import Style
-from unisono.planner import nearest_divisor
+from unisono.planner import divides_heads, nearest_divisor
 
 _WIDTHS = ("head_dim", "attention_head_size", "head_size", "d_head", "dim_head")
 _QUERIES = (
@@ -69,8 +69,7 @@ class AttentionHeads:
         return [(rank * heads // ranks * self.width, count) for rank in range(ranks)]
 
     def _require(self, name: str, heads: int, ranks: int) -> None:
-        is_copied = heads < self.queries and ranks % heads == 0
-        if self.queries % ranks or (heads % ranks and not is_copied):
+        if not divides_heads(self.queries, heads, ranks):
             of, count = ("", self.queries) if self.queries % ranks else (f" {name}:", heads)
             near = nearest_divisor(count, ranks)
             raise ValueError(

@@ -10,6 +10,7 @@ from torch import nn
 
 from unisono.parallel.divisible import has_divisible
 from unisono.parallel.expert_stacks import DividedExperts, ExpertStack, find_stacks
+from unisono.parallel.layers import SelfAttention
 from unisono.parallel.tensor_plan.attention_heads import attention_of
 from unisono.parallel.tensor_plan.divided_module import SharedInput, divide_module
 from unisono.parallel.tensor_plan.matched_modules import Matches, is_matched, matched_modules
@@ -58,7 +59,11 @@ class ModelPlan:
     @property
     def head_copies(self) -> int:
         """The number of ranks that keep the same heads of keys and values; 1 without copies."""
-        return max([1, *(cut.copies for each in self.modules for cut in each.cuts.values())])
+        own = (each for each in self.model.modules() if isinstance(each, SelfAttention))
+        found = [each.head_copies(self.layout) for each in own]
+        return max(
+            [1, *found, *(cut.copies for each in self.modules for cut in each.cuts.values())]
+        )
 
     def divide(self, mesh: TrainingMesh) -> None:
         """Keeps this rank's parts of the modules. The plan must fit the mesh's layout."""

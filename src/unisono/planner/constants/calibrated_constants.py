@@ -17,7 +17,9 @@ from unisono.planner.inputs.workload import MEGATRON_CORE, TORCH_FSDP
 
 _FALLBACK = {
     "volta": "ampere",
+    "turing": "ampere",
     "ada": "ampere",
+    "cdna2": "ampere",
     "davinci": "ampere",
     "cdna3": "hopper",
     "cpu": "ampere",

@@ -39,7 +39,8 @@ class Cluster:
     """Number of devices of one NVLink domain or machine. None: the device's usual number; for "CPU"
     all devices, since it names one machine."""
     link_Bps: float | None = None
-    """Rate inside a domain, one way, for each device. None: the rate of the device's type."""
+    """Rate inside a domain, one way, for each device. None: the rate of the device's type, or half
+    of it without peer access."""
     network_Bps: float | None = None
     """Rate between domains, one way, for each device. None: the rate of the device's type."""
     oversubscription: float = 1.0
@@ -113,7 +114,7 @@ class Cluster:
     @cached_property
     def domain_Bps(self) -> float:
         """Rate of a device inside its domain, one way."""
-        return self.link_Bps or self.kind.link_Bps
+        return self.link_Bps or self.kind.peer_Bps
 
     @cached_property
     def between_Bps(self) -> float:

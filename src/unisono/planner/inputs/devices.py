@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from unisono.planner.data_files import data_text
-from unisono.planner.inputs.whole_numbers import whole_number
+from unisono.planner.inputs.whole_numbers import switch, whole_number
 from unisono.planner.positive_values import require_positive
 
 
@@ -23,8 +23,8 @@ class Device:
 
     name: str
     architecture: str
-    """Family of devices with the same efficiencies: volta, ampere, ada, hopper, blackwell, cdna3,
-    davinci, cpu. The devices of one host share a cpu."""
+    """Family of devices with the same efficiencies: volta, turing, ampere, ada, hopper, blackwell,
+    cdna2, cdna3, davinci, gaudi, tpu, cpu. The devices of one host share a cpu."""
     peak: Mapping[str, float] = field(hash=False)
     """Dense FLOP/s of matrix products, by precision."""
     memory_bytes: int
@@ -36,7 +36,12 @@ class Device:
     units: int = 100
     """Number of multiprocessors. Each computes one tile of a matrix product at a time."""
     per_host: int = 8
-    """Usual number of devices of one NVLink domain."""
+    """Usual number of devices of one NVLink domain, or of one host with PCIe."""
+    pcie_switch: int = 0
+    """Number of devices that share one PCIe link to the rest of their host: those of a switch. 1:
+    each device has its own link. 0: the devices have other links, such as NVLink."""
+    peer_access: bool = True
+    """False if devices of a host copy through its memory (GeForce), at half of `link_Bps`."""
     clock: float = 1.0
     """Sustained clock rate, as a share of the clock rate of this architecture's full-power
     device."""
@@ -54,6 +59,10 @@ class Device:
         object.__setattr__(self, "peak", dict(self.peak))
         for name in ("units", "per_host"):
             object.__setattr__(self, name, whole_number(name, getattr(self, name)))
+        object.__setattr__(
+            self, "pcie_switch", whole_number("pcie_switch", self.pcie_switch, least=0)
+        )
+        object.__setattr__(self, "peer_access", switch("peer_access", self.peer_access))
         numbers = {
             name: getattr(self, name)
             for name in ("memory_bytes", "memory_Bps", "link_Bps", "network_Bps", "clock")
@@ -73,6 +82,11 @@ class Device:
                 + (f"; precision {near} works" if near else "")
             )
         return rate
+
+    @property
+    def peer_Bps(self) -> float:
+        """Rate to another device of the same domain, one way."""
+        return self.link_Bps if self.peer_access else self.link_Bps / 2
 
     def share(self, devices: int) -> Device:
         """Returns the part of a processor that one of several equal devices has.
@@ -117,7 +131,7 @@ def device_named(name: str) -> Device:
     'H100-SXM5-80GB'
     >>> device_named("a1000")
     Traceback (most recent call last):
-    ValueError: no device is named 'a1000'; near: A100-SXM4-80GB, A100-SXM4-40GB
+    ValueError: no device is named 'a1000'; near: A100-SXM4-80GB, RTX-A6000
     """
     if not isinstance(name, str):
         raise ValueError(f"a device's name is a text, not {name!r}")
@@ -144,7 +158,7 @@ def _key(name: str) -> str:
     'v100-sxm2-32gb'
     """
     joined = re.sub(r"[\s_-]+", "-", name.strip().lower())
-    return re.sub(r"^((nvidia|tesla|amd|instinct|huawei)-)+", "", joined)
+    return re.sub(r"^((nvidia|tesla|geforce|amd|instinct|intel|google|huawei)-)+", "", joined)
 
 
 @cache

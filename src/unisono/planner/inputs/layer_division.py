@@ -6,6 +6,8 @@ from collections import Counter
 from functools import lru_cache
 from typing import NamedTuple
 
+from unisono.planner.inputs.transformer import Transformer
+
 
 class StageKind(NamedTuple):
     """Stages of equal load: their number of layers, how many of these layers are dense (without
@@ -51,16 +53,17 @@ def stage_layers(layers: int, stages: int, chunks: int = 1) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=4096)
-def stage_kinds(stages: tuple[int, ...], dense_layers: int) -> tuple[tuple[StageKind, int], ...]:
-    """Returns each kind of stage with the number of such stages. The dense layers are the model's
-    first layers.
+def stage_kinds(model: Transformer, stages: tuple[int, ...]) -> tuple[tuple[StageKind, int], ...]:
+    """Returns each kind of stage of these numbers of layers, with the number of such stages.
 
-    >>> [(kind.layers, kind.dense, count) for kind, count in stage_kinds((4, 4, 4), 1)]
+    >>> sizes = {"hidden": 8, "heads": 2, "vocab": 9, "experts": 4, "top_k": 1, "expert_ffn": 8}
+    >>> model = Transformer(layers=12, dense_layers=1, **sizes)
+    >>> [(kind.layers, kind.dense, count) for kind, count in stage_kinds(model, (4, 4, 4))]
     [(4, 1, 1), (4, 0, 1), (4, 0, 1)]
     """
     kinds, before = [], 0
     for stage, layers in enumerate(stages):
-        dense = min(max(dense_layers - before, 0), layers)
+        dense = model.dense_among(before + layers) - model.dense_among(before)
         kinds.append(StageKind(layers, dense, stage == len(stages) - 1))
         before += layers
     return tuple(Counter(kinds).items())

@@ -31,7 +31,7 @@ def check_layout(model: Transformer, cluster: Cluster, layout: Layout, job: Work
             "zero = 0 has none; dp_replicate = 1, or zero = 1 to 3, works"
         )
     if layout.tensor == "1d":
-        _divides("tp", layout.tp, "the heads", model.heads)
+        require_heads(model.heads, model.kv_heads, layout.tp)
     else:
         _check_grid(model, layout)
     stage_layers(model.layers, layout.pp, layout.chunks)
@@ -59,6 +59,33 @@ def check_layout(model: Transformer, cluster: Cluster, layout: Layout, job: Work
             f"of {layout.dp} x {micro} = {whole}; {near_batch} is"
         )
     _check_schedule(layout, job.global_batch // (layout.dp * micro))
+
+
+def divides_heads(heads: int, kv_heads: int, ranks: int) -> bool:
+    """Returns True if tensor parallelism on a line can divide attention among the ranks: whole
+    heads for each, and whole key-value heads, or several ranks that hold the same one.
+
+    >>> [divides_heads(48, 8, ranks) for ranks in (4, 6, 12, 16)]
+    [True, False, False, True]
+    """
+    return heads % ranks == 0 and (kv_heads % ranks == 0 or ranks % kv_heads == 0)
+
+
+def require_heads(heads: int, kv_heads: int, ranks: int) -> None:
+    """Raises ValueError if `divides_heads` is False, with the nearest number of ranks.
+
+    >>> require_heads(48, 8, 12)
+    Traceback (most recent call last):
+    ValueError: tp must divide the key-value heads or be a multiple: 12 does not fit 8; 8 does
+    """
+    if divides_heads(heads, kv_heads, ranks):
+        return
+    _divides("tp", ranks, "the heads", heads)
+    near = max(d for d in range(1, ranks) if divides_heads(heads, kv_heads, d))
+    raise ValueError(
+        f"tp must divide the key-value heads or be a multiple: {ranks} does not fit {kv_heads}; "
+        f"{near} does"
+    )
 
 
 def _check_grid(model: Transformer, layout: Layout) -> None:

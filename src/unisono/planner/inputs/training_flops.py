@@ -11,23 +11,25 @@ def forward_flops(model: Transformer, *, seq: int, batch: int) -> tuple[float, f
     """Returns the FLOPs of the forward pass: all layers' weights, attention, and the output.
 
     Attention counts all pairs of positions, as the published formulas do, although causal kernels
-    skip half of them.
+    skip half of them. With windows, it counts the same share of the pairs that causal kernels
+    compute. MTP layers are included.
 
     >>> gpt = Transformer(layers=2, hidden=8, heads=2, vocab=10)
     >>> forward_flops(gpt, seq=4, batch=1)
     (12288.0, 1024.0, 640.0)
     """
     tokens = float(seq * batch)
-    dense = model.layers - model.moe_layers
+    layers, moe = model.layers + model.mtp_layers, model.moe_layers
+    moe += model.mtp_layers if model.experts else 0
     active = model.top_k + model.shared_experts
     expert = active * model.expert_weights + model.hidden * model.experts
-    weights = model.layers * model.attention_weights + dense * model.ffn_weights
-    weights += model.moe_layers * expert
+    weights = layers * model.attention_weights + (layers - moe) * model.ffn_weights
+    weights += moe * expert + model.mtp_layers * 2 * model.hidden**2
     width = model.query_width + model.heads * model.head_dim
     return (
         2 * tokens * weights,
-        2 * tokens * seq * width * model.layers,
-        2 * tokens * model.hidden * model.vocab,
+        2 * tokens * seq * width * layers * model.attended_share(seq),
+        2 * tokens * model.hidden * model.vocab * (1 + model.mtp_layers),
     )
 
 

@@ -9,9 +9,12 @@ from unisono.planner.inputs.whole_numbers import switch, whole_number
 
 _OF_EXPERTS = (
     *("top_k", "expert_ffn", "expert_vectors", "shared_experts", "dense_layers"),
-    *("expert_groups", "token_groups"),
+    *("expert_groups", "token_groups", "spread_dense"),
 )
 _OF_LATENT = ("query_rank", "rope_dim")
+APPROXIMATION_DEVIATION = 0.1
+"""Standard deviation that an approximation of a model adds to the logarithm of the step time. It is
+a choice, not a fit: no published run has such a model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,12 +81,32 @@ class Transformer:
     """Elements of the biases of one routed expert."""
     outer_vectors: int | None = None
     """Elements of the norms and biases outside of the layers. None: those of the last norm."""
+    spread_dense: bool = False
+    """True if the dense layers of a mixture of experts are spread evenly, not the first layers."""
+    window: int = 0
+    """Number of positions that a query of a local layer sees. 0: no layer is local."""
+    local_layers: int = 0
+    """Number of layers whose attention sees only `window` positions, spread evenly."""
+    blocked_window: bool = False
+    """True if a query sees the positions of its own block of `window` positions (Llama 4), instead
+    of the last `window` positions."""
+    gate_width: int = 0
+    """Outputs of further projections of the residual stream in attention, such as gates: the mean
+    over the layers."""
+    mtp_layers: int = 0
+    """Number of layers after the last one that predict further tokens (MTP). Each has a projection
+    of 2 x `hidden` to `hidden`, and uses the output projection again."""
+    approximations: tuple[str, ...] = ()
+    """Parts of the model that the shape describes only roughly. Each widens the intervals of
+    predictions by `APPROXIMATION_DEVIATION`."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
             if field.type == "bool":
                 object.__setattr__(self, field.name, switch(field.name, value))
+            elif field.name == "approximations":
+                object.__setattr__(self, field.name, tuple(value))
             elif value is not None or field.type == "int":
                 object.__setattr__(self, field.name, whole_number(field.name, value, least=0))
         for name in ("layers", "hidden", "heads", "vocab"):
@@ -117,6 +140,11 @@ class Transformer:
             )
         self._refuse_parts("kv_rank", "latent attention (kv_rank)", _OF_LATENT)
         self._refuse_parts("experts", "experts", _OF_EXPERTS)
+        self._refuse_parts("window", "a window", ("local_layers", "blocked_window"))
+        if self.local_layers > self.layers:
+            raise ValueError(
+                f"local_layers must be at most the {self.layers} layers, not {self.local_layers}"
+            )
         if not self.experts:
             return
         if not 1 <= self.top_k <= self.experts:
@@ -163,6 +191,32 @@ class Transformer:
         """Number of layers with experts."""
         return self.layers - self.dense_layers if self.experts else 0
 
+    def dense_among(self, first: int) -> int:
+        """Returns the number of dense layers among the first layers.
+
+        >>> sizes = {"hidden": 8, "heads": 2, "vocab": 9, "experts": 4, "top_k": 1, "expert_ffn": 8}
+        >>> maverick = Transformer(layers=8, dense_layers=4, spread_dense=True, **sizes)
+        >>> [maverick.dense_among(first) for first in (1, 2, 3, 8)]
+        [1, 1, 2, 4]
+        """
+        if not self.experts:
+            return first
+        if self.spread_dense:
+            return -(-first * self.dense_layers // self.layers)
+        return min(first, self.dense_layers)
+
+    def attended_share(self, seq: int) -> float:
+        """Returns the pairs of positions that causal attention computes, as a share of those
+        without windows: the mean over the layers.
+
+        >>> gpt = Transformer(layers=4, hidden=8, heads=2, vocab=9, window=64, local_layers=2)
+        >>> gpt.attended_share(64), gpt.attended_share(128)
+        (1.0, 0.875)
+        """
+        part = min(self.window / seq, 1.0)
+        local = part if self.blocked_window else 1 - (1 - part) ** 2
+        return 1 - self.local_layers / self.layers * (1 - local)
+
     @property
     def matrices(self) -> int:
         """Number of matrices of a feed-forward network: 3 with a gate, else 2."""
@@ -171,7 +225,7 @@ class Transformer:
     @cached_property
     def attention_weights(self) -> int:
         """Elements of the weight matrices of one attention block, without biases."""
-        h, out = self.hidden, self.heads * self.head_dim * self.hidden
+        h, out = self.hidden, (self.heads * self.head_dim + self.gate_width) * self.hidden
         if not self.kv_rank:
             return h * (self.query_width + self.key_value_width) + out
         query = (
@@ -237,7 +291,7 @@ class Transformer:
 
     @cached_property
     def parameters(self) -> int:
-        """All parameters, with biases, norms, positions and embedding."""
+        """All parameters, with biases, norms, positions, embedding and MTP layers."""
         return self._layers_parameters(self.experts) + self._outer_parameters
 
     @cached_property
@@ -255,4 +309,11 @@ class Transformer:
     def _layers_parameters(self, experts: int) -> int:
         moe = self.shared_layer_parameters + experts * self.expert_parameters
         dense = self.layers - self.moe_layers
-        return self.moe_layers * moe + dense * self.dense_layer_parameters
+        last = (moe if self.experts else self.dense_layer_parameters) + self.mtp_parameters
+        found = self.moe_layers * moe + dense * self.dense_layer_parameters
+        return found + self.mtp_layers * last
+
+    @property
+    def mtp_parameters(self) -> int:
+        """Parameters that only an MTP layer has: a projection and three norms."""
+        return 2 * self.hidden**2 + 3 * self.hidden

@@ -11,6 +11,7 @@ from unisono.planner.constants.calibrated_constants import CalibratedConstants
 from unisono.planner.constants.own_calibration import Calibration
 from unisono.planner.inputs.device_cluster import Cluster
 from unisono.planner.inputs.layout import Layout
+from unisono.planner.inputs.layout_check import divides_heads
 from unisono.planner.inputs.tensor_grid import grid_of
 from unisono.planner.inputs.transformer import Transformer
 from unisono.planner.inputs.workload import Workload
@@ -109,7 +110,7 @@ def kinds_of(model: Transformer, tp: int, tensors: Sequence[str]) -> list[str]:
     found = []
     for kind in tensors:
         if kind == "1d":
-            fits = model.heads % tp == 0
+            fits = divides_heads(model.heads, model.kv_heads, tp)
         else:
             grid = grid_of(kind, tp)
             fits = grid is not None and grid.row > 1 and not (kind == "2.5d" and grid.depth == 1)

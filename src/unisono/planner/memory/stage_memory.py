@@ -6,6 +6,11 @@ from collections.abc import Iterator
 from functools import partial
 from math import inf
 
+from unisono.planner.inputs.divided_parameters import (
+    DeviceParameters,
+    layer_parameters,
+    stage_parameters,
+)
 from unisono.planner.inputs.layer_division import stage_layers
 from unisono.planner.inputs.layout import Layout
 from unisono.planner.inputs.transformer import Transformer
@@ -120,23 +125,17 @@ class MemoryModel:
         tokens = micro_batch * self._workload.seq / layout.cp
         software = self._software(layout)
         nbytes = _LOGIT_BYTES.get(software, _UNFUSED_LOGIT_BYTES)
-        return tokens * self._model.vocab / layout.tp * nbytes
+        heads = 1 + self._model.mtp_layers
+        return heads * tokens * self._model.vocab / layout.tp * nbytes
 
-    def stage_parameters(self, layout: Layout, stage: int) -> tuple[float, float]:
-        """Returns a device's numbers of dense and expert parameters in a stage, before ZeRO."""
+    def stage_parameters(self, layout: Layout, stage: int) -> DeviceParameters:
+        """Returns the parameters of a device of a stage, before ZeRO."""
         model = self._model
         stages = stage_layers(model.layers, layout.pp, layout.chunks)
         before = sum(stages[:stage])
-        dense_layers = model.layers - model.moe_layers
-        dense = min(max(dense_layers - before, 0), stages[stage])
-        moe = stages[stage] - dense
-        count = dense * model.dense_layer_parameters + moe * model.shared_layer_parameters
-        if stage == 0:
-            count += model.embedding_parameters
-        if stage == layout.pp - 1 and (layout.pp > 1 or not model.tied):
-            count += model.vocab * model.hidden
-        split = layout.tp if layout.ep == 1 else layout.ep
-        return count / layout.weight_parts, moe * model.experts * model.expert_weights / split
+        dense = model.dense_among(before + stages[stage]) - model.dense_among(before)
+        last = stage == layout.pp - 1
+        return stage_parameters(model, layout, stages[stage], dense, first=stage == 0, last=last)
 
     def _states(self, layout: Layout, stage: int) -> StateBytes:
         parts, shards = (layout.tp, layout.weight_parts), (layout.dp, layout.cp)
@@ -178,6 +177,8 @@ class MemoryModel:
         experts = self._model.moe_layers > 0
         layer = self._layer(layout, micro_batch, recompute, experts)
         kept = held * stages[stage] * layer
+        if stage == layout.pp - 1:
+            kept += self._model.mtp_layers * layer
         working = 0.0
         if recompute != "none":
             working = self._layer(layout, micro_batch, "none", experts) - layer
@@ -229,11 +230,7 @@ class MemoryModel:
         if layout.microbatch_zero < 3:
             return 0.0
         model = self._model
-        layer = model.dense_layer_parameters / layout.weight_parts
-        if model.moe_layers:
-            split = layout.tp if layout.ep == 1 else layout.ep
-            routed = model.experts * model.expert_weights / split
-            layer = model.shared_layer_parameters / layout.tp + routed
+        layer = sum(layer_parameters(model, layout, experts=model.moe_layers > 0))
         outer = model.vocab * model.hidden / layout.weight_parts
         return 2 * 2 * layer + 2 * layer + 2 * outer
 

@@ -64,10 +64,26 @@ class ExchangeTimes:
 
     def ring(self, group: GroupPlace) -> tuple[float, float]:
         """Returns the start-up time of a ring, and its time for each byte of an all_gather."""
-        rate = self._link_Bps
+        rate = self._link_Bps / self._sharing(group)
         if group.local < group.ranks:
             rate = min(rate, self._network_Bps * group.local)
         return self.start_s(group), (group.ranks - 1) / group.ranks / rate
+
+    def _sharing(self, group: GroupPlace, *, scattered: bool = False) -> float:
+        """Returns how many times longer messages inside a domain take, because the devices of a
+        PCIe switch share its link to the rest of the host.
+
+        All devices exchange at the same time. A ring leaves each switch once, and has as many
+        members in a switch as the distance between neighbours allows. `scattered`: each member
+        sends to all others.
+        """
+        switch, local = self._cluster.kind.pcie_switch, group.local
+        same = switch // group.stride if self._cluster.kind.peer_access else 1
+        same = max(min(same, local), 1)
+        if switch < 2 or same == local:
+            return 1.0
+        leaving = (local - same) / (local - 1) if scattered else 1 / same
+        return max(switch * leaving, 1.0)
 
     def start_s(self, group: GroupPlace) -> float:
         """Returns the start-up time of a collective, which does not depend on the bytes."""
@@ -91,6 +107,7 @@ class ExchangeTimes:
         domains = group.ranks / group.local
         received = reached_ranks(group.ranks, copies, groups, limit)
         inside_s = nbytes * received * (1 - 1 / group.local) / self._link_Bps
+        inside_s *= self._sharing(group, scattered=True)
         reached = reached_ranks(domains, copies, groups, limit) * (1 - 1 / domains)
         outside_s = nbytes * reached / self._expert_Bps
         return self.start_s(group) + max(inside_s, outside_s)
@@ -104,6 +121,7 @@ class ExchangeTimes:
             return 0.0
         others = group.ranks - 1
         inside_s = nbytes * (group.local - 1) / others / self._link_Bps
+        inside_s *= self._sharing(group, scattered=True)
         outside_s = nbytes * (group.ranks - group.local) / others / self._expert_Bps
         return self.start_s(group) + max(inside_s, outside_s)
 
@@ -111,7 +129,8 @@ class ExchangeTimes:
         """Returns the time of a message to a device that is `stride` devices away."""
         constants = self._constants
         if stride < self._domain:
-            return constants.link_start_s / 2 + nbytes / self._link_Bps
+            sharing = self._sharing(GroupPlace(2, 2, stride))
+            return constants.link_start_s / 2 + sharing * nbytes / self._link_Bps
         return constants.network_start_s + nbytes / self._network_Bps
 
 

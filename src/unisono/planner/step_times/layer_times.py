@@ -187,6 +187,8 @@ class LayerModel:
             width = (model.query_width + _split_keys(model, tp) * tp) / tp
             query = [self._product("queries, keys and values", tokens, width, h)]
         found = [*query, self._product("attention output", tokens, h, out)]
+        if model.gate_width:
+            found.append(self._product("attention gates", tokens, model.gate_width / tp, h))
         if not shape.experts:
             inner = model.ffn / tp
             found.append(self._product("feed-forward in", tokens, (model.matrices - 1) * inner, h))
@@ -213,14 +215,15 @@ class LayerModel:
         heads = model.heads / shape.tp
         width = model.head_dim * 2 + model.rope_dim
         flops = 2 * shape.tokens * shape.seq * width * heads
-        if shape.software in EAGER:
+        if shape.software in EAGER:  # It computes all pairs, and masks those outside of windows.
             scores = shape.tokens * shape.seq * heads
             moved_s = scores * self._constants.score_traffic / kernels.memory_Bps
             flops_s = flops / kernels.wide_rate * (1 + self._constants.inner_loss / model.head_dim)
             forward_s = flops_s + moved_s
             moved = scores * self._constants.score_traffic
             return OperatorTime("attention", "attention", forward_s, 2 * forward_s, flops, moved)
-        # Causal kernels skip half of the pairs.
+        # Causal kernels skip half of the pairs, and those outside of windows.
+        flops *= model.attended_share(shape.seq)
         forward_s = flops / 2 / kernels.attention_rate(shape.software)
         backward_s = BACKWARD_ATTENTION * forward_s
         return OperatorTime("attention", "attention", forward_s, backward_s, flops / 2, 0)

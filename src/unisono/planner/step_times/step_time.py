@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from unisono.planner.constants.calibrated_constants import CalibratedConstants
 from unisono.planner.inputs.device_cluster import Cluster
+from unisono.planner.inputs.divided_parameters import layer_parameters
 from unisono.planner.inputs.layer_division import StageKind, stage_kinds, stage_layers
 from unisono.planner.inputs.layout import Layout
 from unisono.planner.inputs.transformer import Transformer
@@ -152,13 +153,23 @@ class StepModel:
         output_s = self._output_s(layout, micro_batch * self.workload.seq / layout.cp)
         send_s = self._send_s(layout, micro_batch)
         host_s = self.constants.microbatch_s if self._eager(layout) else 0.0
-        dense_layers = self.model.layers - self.model.moe_layers
+        output_s += self._mtp_s(layout, micro_batch, recompute, output_s)
         found = []
-        for kind, count in stage_kinds(stages, dense_layers):
+        for kind, count in stage_kinds(self.model, stages):
             layer = self._mixed_layer(layout, micro_batch, recompute, kind)
             last_s = output_s if kind.last else 0.0
             found.append(_StageLoad(count, kind.layers, layer, host_s, last_s, send_s))
         return found
+
+    def _mtp_s(self, layout: Layout, micro_batch: int, recompute: str, output_s: float) -> float:
+        """Returns the seconds of the MTP layers: a layer, a projection and an output for each."""
+        model = self.model
+        if not model.mtp_layers:
+            return 0.0
+        layer_s = self.layer_s(layout, micro_batch, recompute, experts=model.experts > 0)
+        tokens = micro_batch * self.workload.seq / layout.cp
+        products_s = self.kernels.all_products_s(tokens, model.hidden / layout.tp, 2 * model.hidden)
+        return model.mtp_layers * (layer_s + sum(products_s) + output_s)
 
     def _mixed_layer(
         self, layout: Layout, micro_batch: int, recompute: str, kind: StageKind
@@ -280,15 +291,6 @@ class StepModel:
         beside_s = min(times.tensor_backward_s, products_s / 2)
         return exchanges_s - beside_s * (1 - self.constants.overlap_slowdown)
 
-    def layer_parameters(self, layout: Layout, *, experts: bool) -> float:
-        """Returns the parameters of one layer on one device, before ZeRO."""
-        model = self.model
-        if not experts:
-            return model.dense_layer_parameters / layout.weight_parts
-        split = layout.tp if layout.ep == 1 else 1
-        routed = model.experts * model.expert_weights / (layout.ep * split)
-        return model.shared_layer_parameters / layout.tp + routed
-
     def _shards_s(self, layout: Layout, shape: Shape, device_s: float) -> float:
         """Returns the seconds of a layer's weight and gradient exchanges (ZeRO-2 and 3) that
         compute does not hide.
@@ -297,7 +299,7 @@ class StepModel:
             return 0.0
         shards = layout.dp * layout.cp // layout.dp_replicate
         group = self.exchanges.place(shards, layout.tp)
-        nbytes = 2 * self.layer_parameters(layout, experts=shape.experts)
+        nbytes = 2 * sum(layer_parameters(self.model, layout, experts=shape.experts))
         one_s = self.exchanges.gather_s(nbytes, group)
         exchange_s = one_s * (3 if layout.zero == 3 else 2)
         overlapped_s = min(exchange_s, device_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from unisono.planner.constants.calibrated_constants import CalibratedConstants
+from unisono.planner.inputs.divided_parameters import DeviceParameters, stage_parameters
 from unisono.planner.inputs.layout import Layout
 from unisono.planner.inputs.transformer import Transformer
 from unisono.planner.inputs.workload import EAGER, Workload
@@ -28,6 +29,7 @@ class UpdateTimes:
         self._model, self._workload = model, workload
         self._kernels, self._exchanges = kernels, exchanges
         self._constants = constants
+        self._parameters: dict[tuple[object, ...], DeviceParameters] = {}
 
     def gradients_s(self, layout: Layout, stages: tuple[int, ...], window_s: float) -> float:
         """Returns the seconds of the exchange of gradients, and of weights with ZeRO-1 (in a
@@ -79,15 +81,16 @@ class UpdateTimes:
         stride = layout.tp * layout.cp * layout.dp * (layout.pp - 1)
         return self._exchanges.all_reduce_s(nbytes, self._exchanges.place(2, stride))
 
-    def _stage_parameters(self, layout: Layout, stages: tuple[int, ...]) -> tuple[float, float]:
-        """Returns the numbers of dense and expert parameters of the largest stage on one device."""
-        model, layers = self._model, max(stages)
-        outer = model.vocab * model.hidden / layout.weight_parts
-        if not model.moe_layers:
-            return layers * model.dense_layer_parameters / layout.weight_parts + outer, 0.0
-        split = layout.tp if layout.ep == 1 else 1
-        routed = model.experts * model.expert_weights / (layout.ep * split)
-        return layers * model.shared_layer_parameters / layout.tp + outer, layers * routed
+    def _stage_parameters(self, layout: Layout, stages: tuple[int, ...]) -> DeviceParameters:
+        """Returns the parameters of the largest stage on one device."""
+        key = layout.tp, layout.tensor, layout.ep, max(stages)
+        found = self._parameters.get(key)
+        if found is None:
+            dense = 0 if self._model.moe_layers else max(stages)
+            found = self._parameters[key] = stage_parameters(
+                self._model, layout, max(stages), dense, first=False, last=True
+            )
+        return found
 
     def optimizer_s(self, layout: Layout, stages: tuple[int, ...]) -> float:
         """Returns the seconds of the optimizer."""

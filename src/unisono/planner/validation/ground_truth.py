@@ -111,8 +111,9 @@ def run_of_row(row: Mapping[str, str]) -> MeasuredRun:
 
 
 def _model_of_row(row: Mapping[str, str], numbers: Mapping[str, int | None]) -> Transformer:
+    sizes: dict[str, Any] = {name: numbers[name] or 0 for name in _MODEL_NUMBERS}
     return Transformer(
-        **{name: numbers[name] or 0 for name in _MODEL_NUMBERS},
+        **sizes,
         gated=row["gated"] == "1",
         tied=row["tied"] == "1",
     )
