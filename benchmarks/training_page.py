@@ -104,6 +104,25 @@ def _steps(document: Document) -> Iterator[str]:
         yield f"| {row['model']} | {row['strategy']} | {times} |"
 
 
+def _between_hosts(document: Document) -> Iterator[str]:
+    yield "`python benchmarks/parallel_hosts.py` (root): steps of a chain of linear layers, 33.6 MB"
+    yield "of gradients, on two hosts of a lab with links of 1 Gbit/s, which need 269 ms for these"
+    yield "bytes. All contestants alternate, with equal losses and weights. *after the passes* is"
+    yield "`parallelize(..., overlap=False)`."
+    yield from ("", *HEAD)
+    for row in document["rows"]:
+        for other in ("data_parallel", "DDP"):
+            pairs = zip(row["times_s"][_OURS], row["times_s"][other], strict=True)
+            ratio = median(ours / theirs for ours, theirs in pairs)
+            yield at_most(f"{row['strategy']}: parallelize over {other}", 1.0, ratio, ".2f")
+    every = list(document["rows"][0]["times_s"])
+    yield from ("", f"| strategy | {' | '.join(f'{who}, ms' for who in every)} |")
+    yield "|---" * (1 + len(every)) + "|"
+    for row in document["rows"]:
+        times = " | ".join(milliseconds(row["times_s"][who]) for who in every)
+        yield f"| {row['strategy']} | {times} |"
+
+
 def _context(document: Document) -> Iterator[str]:
     yield "`python benchmarks/context_attention.py` (root): causal attention, forward and"
     yield "backward, over a sequence that the ranks divide. *hidden*: part of the ring's"
@@ -240,6 +259,7 @@ PARTS: Mapping[str, Renderer] = {
     "step-forecasts": _forecasts,
     "parallel-figures": _figures,
     "parallel-steps": _steps,
+    "parallel-hosts": _between_hosts,
     "llama-steps": _llama,
     "pipeline-bubbles": _bubbles,
     "context-attention": _context,

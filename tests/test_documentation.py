@@ -158,7 +158,8 @@ def test_example_runs(example: str, tmp_path: Path) -> None:
         return
     ranks = re.search(r"--nproc-per-node (\d)", description)
     assert ranks is not None, "expected the number of ranks in the description's command"
-    run([sys.executable, *TORCHRUN, "--nproc-per-node", ranks[1], str(path)])
+    restarts = ["--max-restarts", "1"] if "--max-restarts" in description else []
+    run([sys.executable, *TORCHRUN, *restarts, "--nproc-per-node", ranks[1], str(path)])
 
 
 def test_few_lines_change_from_one_process_to_three_kinds_of_parallelism() -> None:

@@ -2,7 +2,8 @@
 
 A module sets `RANKS`. It defines functions `check_*(world)`, which run on unisono and gloo, and
 `own_*(world)`, which run on unisono only. Its only test takes the fixture `outcome`. `BACKENDS`
-lists further backends. All checks of a module share one world per backend, since starting ranks
+lists further backends. `HOSTS` names the host of each rank, for ranks that act as those of several
+hosts. All checks of a module share one world per backend, since starting ranks
 takes seconds.
 """
 
@@ -102,7 +103,7 @@ def _run_world(
     processes = [
         start(
             _RANK_FILE, "main", str(module.__file__), backend, rank, ranks, folder,
-            log=folder / f"{rank}.log",
+            log=folder / f"{rank}.log", environment=_environment(module, rank),
         )
         for rank in range(ranks)
     ]  # fmt: skip
@@ -123,6 +124,11 @@ def _run_world(
                 failed[rank] = text
         outcomes[check] = Outcome(check=check, ranks=ranks, errors=failed)
     return outcomes
+
+
+def _environment(module: ModuleType, rank: int) -> dict[str, str]:
+    hosts = getattr(module, "HOSTS", None)
+    return {} if hosts is None else {"UNISONO_HOST_ID": hosts[rank], "UNISONO_INTERFACE": "=lo"}
 
 
 def _errors_of_rank(folder: Path, rank: int) -> dict[str, str]:

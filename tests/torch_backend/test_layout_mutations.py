@@ -18,7 +18,7 @@ from unisono.parallel.layers.layout_dropout import LayoutDropout
 from unisono.parallel.layers.tensor_1d import Tensor1D
 from unisono.parallel.run import batch_parts, parameter_sets, pipeline_runner
 from unisono.parallel.run.batch_loss import BatchLoss
-from unisono.parallel.run.parameter_sets import ShardedSet, WholeSet
+from unisono.parallel.run.flat_sets import ShardedSet, WholeSet
 from unisono.parallel.run.pass_context import PassContext
 
 pytestmark = pytest.mark.torch

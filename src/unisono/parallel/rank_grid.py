@@ -1,18 +1,20 @@
 """The groups of ranks on each axis of a layout, computed without communication.
 
 The axes and their order are those of torchtitan (`parallel_dims.py`): the last axis varies fastest,
-so the ranks that exchange most with each other have adjacent numbers.
+so the ranks that exchange most with each other have adjacent places. The place of a rank is its
+number, unless its host is known and another place keeps more of its exchanges within the host.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
+from unisono.parallel.host_placement import placed_ranks
 from unisono.planner import Layout, nearest_divisor
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp_depth", "tp_row", "tp_column")
@@ -64,9 +66,16 @@ class RankGrid:
     ((4, 5), (5, 7), (1, 5))
     """
 
-    def __init__(self, layout: Layout, *, head_copies: int = 1) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        *,
+        head_copies: int = 1,
+        hosts: Sequence[Sequence[int]] = (),
+    ) -> None:
         """`head_copies`: number of adjacent ranks of a 1D `tp` that hold the same heads of keys and
-        values. These ranks are a row of the grid of `tp`: they differ along `tp_column`.
+        values. These ranks are a row of the grid of `tp`: they differ along `tp_column`. `hosts`:
+        the ranks of each host, to place ranks by; empty to place each rank by its number.
 
         Raises `ValueError` if `ep` is not a divisor of dp / dp_replicate x cp x tp.
         """
@@ -92,6 +101,9 @@ class RankGrid:
             }
         )
         """Number of ranks along each axis."""
+        self.placed = placed_ranks(_blocks(layout), hosts or [range(layout.devices)])
+        """The rank at each place of the layout."""
+        self._place_of = {rank: place for place, rank in enumerate(self.placed)}
         self._groups = {name: self.divided(axes) for name, axes in GROUPS.items()}
 
     @property
@@ -110,13 +122,15 @@ class RankGrid:
         if not 0 <= rank < self.size:
             raise ValueError(f"expected a rank from 0 to {self.size - 1}, got {rank}")
         found: dict[str, int] = {}
+        place = self._place_of[rank]
         for axes in (AXES, EXPERT_AXES):
-            places = np.unravel_index(rank, self._shape(axes))
-            found |= {axis: int(place) for axis, place in zip(axes, places, strict=True)}
-        return found | {"tp": rank % self.layout.tp}
+            along = np.unravel_index(place, self._shape(axes))
+            found |= {axis: int(each) for axis, each in zip(axes, along, strict=True)}
+        return found | {"tp": place % self.layout.tp}
 
     def group(self, rank: int, name: str) -> tuple[int, ...]:
-        """Returns the ranks of the group `name` of `GROUPS` that contains `rank`, in order."""
+        """Returns the ranks of the group `name` of `GROUPS` that contains `rank`, in the order of
+        their coordinates."""
         return next(group for group in self.groups(name) if rank in group)
 
     def groups(self, name: str) -> tuple[tuple[int, ...], ...]:
@@ -132,11 +146,20 @@ class RankGrid:
     def divided(self, axes: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
         """Returns the groups of ranks whose coordinates differ on these axes only."""
         view = EXPERT_AXES if set(axes) <= set(EXPERT_AXES) else AXES
-        members = _last(np.arange(self.size).reshape(self._shape(view)), view, axes)
+        members = _last(np.array(self.placed).reshape(self._shape(view)), view, axes)
         return tuple(tuple(int(rank) for rank in group) for group in members)
 
     def _shape(self, axes: tuple[str, ...]) -> tuple[int, ...]:
         return tuple(self.sizes[axis] for axis in axes)
+
+
+def _blocks(layout: Layout) -> list[int]:
+    """Returns the numbers of consecutive places that exchange the most data, the most first."""
+    found = [layout.tp, layout.tp * layout.cp]
+    if layout.ep % layout.tp == 0 and (found[1] % layout.ep == 0 or layout.ep % found[1] == 0):
+        found.append(layout.ep)  # else it has no place between the others
+    replica = layout.dp // layout.dp_replicate * found[1]
+    return sorted({*found, replica, layout.dp * found[1]})
 
 
 def _grid_sizes(layout: Layout, head_copies: int) -> dict[str, int]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import timedelta
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 
 _SAME_SAMPLES = ("pp", "cp", "tp_depth", "tp_row", "tp_column")
+_SUMS = "_sums"
 
 
 class TrainingMesh:
@@ -34,11 +36,15 @@ class TrainingMesh:
 
     Names of `GROUPS` with the same ranks share a process group, under the first name. Construct the
     mesh on all ranks of torch's default group, which must run on the backend "unisono". The groups
-    have the timeout of the default group.
+    have the timeout of the default group. If the ranks are on several hosts, the groups of `tp`,
+    `cp` and `ep` are within hosts where possible; `explain` returns what was possible.
     """
 
-    def __init__(self, layout: Layout, *, head_copies: int = 1) -> None:
-        """Makes all groups. Collective. `head_copies`: see `RankGrid`.
+    def __init__(
+        self, layout: Layout, *, head_copies: int = 1, overlap: bool | None = None
+    ) -> None:
+        """Makes all groups. Collective. `head_copies`: see `RankGrid`. `overlap`: sums of gradients
+        run while passes run; None: those between hosts.
 
         Raises `ValueError` if the layout has another number of ranks than the default group.
         """
@@ -49,7 +55,11 @@ class TrainingMesh:
                 f"= {layout.dp} x {layout.tp} x {layout.pp} x {layout.cp} = {layout.devices}"
             )
         self.layout = layout
-        self.grid = RankGrid(layout, head_copies=head_copies)
+        comm = default_communicator()
+        self.hosts = ((*range(world),),) if comm is None else comm.hosts
+        """The ranks of each host."""
+        self._overlap = overlap
+        self.grid = _grid(layout, head_copies, self.hosts)
         self.rank = dist.get_rank()
         self.coordinates: Mapping[str, int] = MappingProxyType(self.grid.coordinates(self.rank))
         """Coordinate of this rank along each axis."""
@@ -58,6 +68,7 @@ class TrainingMesh:
         Each step sets this number."""
         self._made: dict[tuple[tuple[int, ...], ...], str] = {}
         self._groups: dict[str, dist.ProcessGroup] = {}
+        self._sums: dict[str, dist.ProcessGroup] = {}
         for name in GROUPS:
             self._make(name, self.grid.groups(name))
         self.all_ranks = self.make_all_ranks() if world > 1 else None
@@ -81,11 +92,62 @@ class TrainingMesh:
             if before in self._groups:
                 self._groups[name] = self._groups[before]
             return
-        timeout = _timeout(default_communicator())
-        for ranks in partition:  # every rank makes every group, as torch requires
-            group = dist.new_group(list(ranks), timeout=timeout)
-            if self.rank in ranks:
-                self._groups[name] = cast(dist.ProcessGroup, group)
+        if (made := self._new_group(partition)) is not None:
+            self._groups[name] = made
+
+    def _new_group(self, partition: tuple[tuple[int, ...], ...]) -> dist.ProcessGroup | None:
+        """Returns this rank's new group; None if it is in none. Every rank makes every group, as
+        torch requires."""
+        timeout, found = _timeout(default_communicator()), None
+        for ranks in partition:
+            made = dist.new_group(list(ranks), timeout=timeout, **_unsorted(ranks))
+            found = made if self.rank in ranks else found
+        return cast("dist.ProcessGroup | None", found)
+
+    @property
+    def has_overlap(self) -> bool:
+        """True if sums of gradients over some groups, perhaps of other ranks, run while passes
+        run."""
+        return any(map(self.overlaps, GROUPS))
+
+    def overlaps(self, name: str) -> bool:
+        """Returns True if sums of gradients over the groups of this name run while passes run. With
+        ZeRO-2 and 3, torch sums gradients."""
+        if self._overlap is not None or self.layout.zero >= 2:
+            return bool(self._overlap) and self.layout.zero < 2
+        return any(self._host_count(group) > 1 for group in self.grid.groups(name))
+
+    def make_sum_groups(self, names: Collection[str]) -> None:
+        """Makes second groups of the same ranks for sums of gradients that run while passes run,
+        since modules may have collectives in the first ones. Collective.
+
+        `names`: those of the groups in which this rank sums gradients while passes run.
+        """
+        if not self.has_overlap:
+            return
+        for name in sorted({name for found in self.of_all_ranks([*names]) for name in found}):
+            partition = self.grid.groups(name)
+            first = self._made.get(partition)
+            if first is not None and first not in self._sums:
+                self._sums[first] = cast(dist.ProcessGroup, self._new_group(partition))
+
+    def _host_count(self, ranks: Sequence[int]) -> int:
+        return sum(any(rank in host for rank in ranks) for host in self.hosts)
+
+    def explain(self) -> str:
+        """Returns a line for each axis of the layout: whether its groups are within hosts. A last
+        line has the order of the ranks, if it is not that of their numbers."""
+        lines = []
+        for name in ("tp", "cp", "ep", "dp", "pp"):
+            groups = self.grid.groups(name)
+            if len(groups[0]) > 1:
+                across = sum(self._host_count(group) > 1 for group in groups)
+                where = "between hosts" if across else "within a host"
+                some = f" ({across} of {len(groups)} groups)" if 0 < across < len(groups) else ""
+                lines.append(f"{name}: {where}{some}")
+        if self.grid.placed != tuple(range(self.grid.size)):
+            lines.append("order of the ranks: " + " ".join(map(str, self.grid.placed)))
+        return "\n".join(lines)
 
     def make_tie_group(self, places: Sequence[int]) -> dist.ProcessGroup | None:
         """Returns the process group of the ranks at these places of this rank's pipeline; None if
@@ -126,6 +188,12 @@ class TrainingMesh:
         """Returns the elements that this rank sends to sum `count` elements over a group."""
         ranks = self.ranks(name)
         return sum_elements(count, ranks=len(ranks), rank=ranks.index(self.rank))
+
+    def sum_group(self, name: str) -> dist.ProcessGroup | None:
+        """Returns this rank's process group of this name for sums of gradients: that of
+        `make_sum_groups`, or else that of `group`. `bytes_sent` counts both under one name."""
+        first = self._made.get(self.grid.groups(name), "")
+        return self._sums.get(first, self.group(name))
 
     def counted_as(self, name: str) -> str:
         """Returns the name under which `bytes_sent` counts a group: the first name with the same
@@ -176,6 +244,8 @@ class TrainingMesh:
         for name in self._made.values():
             if name in self._groups:
                 yield name, _communicator(self._groups[name])
+        for name, group in self._sums.items():
+            yield name + _SUMS, _communicator(group)
 
     def fail(self, error: Exception) -> None:
         """Ends all calls of the mesh's groups on all ranks with an error, now and later. The
@@ -183,7 +253,7 @@ class TrainingMesh:
 
         Errors that are no errors of a communicator reach other ranks as `AbortedError`.
         """
-        groups = {*self._groups.values(), self.all_ranks} - {None}
+        groups = {*self._groups.values(), *self._sums.values(), self.all_ranks} - {None}
         for group in groups:
             fail_group(_communicator(cast(dist.ProcessGroup, group)), error)
         forget_meshes()  # a new mesh of the same ranks must not use these groups
@@ -204,10 +274,11 @@ class TrainingMesh:
         if self.all_ranks is not None:
             dist.destroy_process_group(self.all_ranks)
             self.all_ranks = None
-        for name in self._made.values():
-            if name in self._groups:
-                dist.destroy_process_group(self._groups[name])
+        first_names = [name for name in self._made.values() if name in self._groups]
+        for group in [*map(self._groups.__getitem__, first_names), *self._sums.values()]:
+            dist.destroy_process_group(group)
         self._groups.clear()
+        self._sums.clear()
         self._made.clear()
         forget_meshes()
 
@@ -232,7 +303,26 @@ def _timeout(comm: Communicator | None) -> timedelta | None:
 
 def _axis(name: str) -> str:
     axis, _, _ = name.partition("_")
-    return axis if axis in ("tp", "pp") else name
+    return axis if axis in ("tp", "pp") else name.removesuffix(_SUMS)
+
+
+def _grid(layout: Layout, head_copies: int, hosts: Sequence[Sequence[int]]) -> RankGrid:
+    """Returns the grid of a layout on these hosts, as far as this torch can make its groups."""
+    placed = RankGrid(layout, head_copies=head_copies, hosts=hosts)
+    groups = (group for name in GROUPS for group in placed.groups(name))
+    if any(_unsorted(group) for group in groups) and not _can_be_unsorted():
+        return RankGrid(layout, head_copies=head_copies)
+    return placed
+
+
+def _unsorted(ranks: Sequence[int]) -> dict[str, Any]:
+    """Returns the argument of `new_group` that keeps the order of these ranks."""
+    return {} if list(ranks) == sorted(ranks) else {"sort_ranks": False}
+
+
+def _can_be_unsorted() -> bool:
+    """Returns True if torch makes groups of ranks in any order, as 2.13 does."""
+    return "sort_ranks" in inspect.signature(dist.new_group).parameters
 
 
 def _communicator(group: dist.ProcessGroup) -> Communicator:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         flatten as flatten,
         forget_hooks as forget_hooks,
         forget_meshes as forget_meshes,
+        gradient_hook_counts as gradient_hook_counts,
         gradient_hooks as gradient_hooks,
         has_hooks as has_hooks,
         hide_from_dynamo as hide_from_dynamo,
@@ -59,7 +60,6 @@ if TYPE_CHECKING:
         use_present_weights as use_present_weights,
         version_of as version_of,
         whole_parameter as whole_parameter,
-        with_gradient_hooks as with_gradient_hooks,
         without_view as without_view,
     )
     from unisono.torch_backend.single_tensor import (
@@ -92,6 +92,7 @@ __getattr__ = lazy_names(
             "flatten",
             "forget_hooks",
             "forget_meshes",
+            "gradient_hook_counts",
             "gradient_hooks",
             "has_hooks",
             "hide_from_dynamo",
@@ -121,7 +122,6 @@ __getattr__ = lazy_names(
             "use_present_weights",
             "version_of",
             "whole_parameter",
-            "with_gradient_hooks",
             "without_view",
         ],
         "unisono.torch_backend.single_tensor": ["all_gather_single", "reduce_scatter_single"],

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import torch
 from torch import nn
@@ -152,7 +152,13 @@ class FlatParameters:
         """
         pairs = zip(self._views, self._versions, strict=True)
         self.used = [version_of(view) != version for view, version in pairs]
-        for number, (parameter, view) in enumerate(zip(self._parameters, self._views, strict=True)):
+        places = enumerate(zip(self._parameters, self._views, strict=True))
+        self.collect_some([number for number, (each, view) in places if each.grad is not view])
+
+    def collect_some(self, numbers: Iterable[int]) -> None:
+        """Copies the gradients of some parameters to the flat array, as `collect` does."""
+        for number in numbers:
+            parameter, view = self._parameters[number], self._views[number]
             if parameter.grad is view:
                 continue
             self.used[number] = parameter.grad is not None
@@ -162,3 +168,18 @@ class FlatParameters:
             else:
                 view.copy_(parameter.grad)
             parameter.grad = view
+
+    def gradient_version(self, number: int) -> int:
+        """Returns a number that each change of a parameter's gradient changes; -1 if the gradient
+        is elsewhere."""
+        view = self._views[number]
+        return version_of(view) if self._parameters[number].grad is view else -1
+
+    def in_range(self, begin: int, end: int) -> list[int]:
+        """Returns the numbers of the parameters with elements from `begin` to `end`."""
+        places = [0, *accumulate(self.sizes)]
+        return [
+            number
+            for number, (low, high) in enumerate(pairwise(places))
+            if max(low, begin) < min(high, end)
+        ]

@@ -13,10 +13,9 @@ Each kind of gradient (dense, sparse or compressed) has a `GradientExchange` tha
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
 
 import torch
 from torch import nn
@@ -29,6 +28,7 @@ from unisono.parallel.data_parallelism.gradient_exchange import (
     PendingAverage,
     finish_first_rounds,
 )
+from unisono.parallel.data_parallelism.gradient_watch import GradientWatch
 from unisono.torch_backend import run_after_backward
 
 _FLAGS = "gradient flags"
@@ -42,10 +42,6 @@ class _Gradient:
     name: str
     parameter: nn.Parameter
     index: int
-    expected: int = 0
-    """Number of times that autograd accumulated the gradient in the last backward pass that used
-    the parameter."""
-    accumulated: int = 0
     pending: PendingAverage | None = None
     sparse: bool = False
     """True if the gradient was sparse on at least one rank in the first backward pass."""
@@ -79,29 +75,18 @@ class GradientReducer:
             _Gradient(name, parameter, index)
             for index, (name, parameter) in enumerate(parameters.items())
         ]
-        self._hooks: dict[int, torch.utils.hooks.RemovableHandle] = {}
         self._in_pass = False
         self._learned = False
         self._flags: Handle
         self._lock = threading.Lock()
         self._dense = dense
         self._sparse = SparseExchange(controller, prefix)
-        self.watch()
+        self._watch = GradientWatch([*parameters.values()], self._added)
 
     def prepare(self) -> None:
         """Prepares for a forward pass: ends a failed backward pass, and updates the hooks."""
         self.recover()
-        self.watch()
-
-    def watch(self) -> None:
-        """Adds missing hooks to trainable parameters, and removes hooks from frozen parameters."""
-        for gradient in self._gradients:
-            hooked = gradient.index in self._hooks
-            if gradient.parameter.requires_grad and not hooked:
-                register: Any = gradient.parameter.register_post_accumulate_grad_hook
-                self._hooks[gradient.index] = register(self._hook(gradient))
-            elif hooked and not gradient.parameter.requires_grad:
-                self._hooks.pop(gradient.index).remove()
+        self._watch.update()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -132,33 +117,26 @@ class GradientReducer:
 
     def close(self) -> None:
         """Removes the hooks."""
-        for hook in self._hooks.values():
-            hook.remove()
-        self._hooks.clear()
+        self._watch.close()
 
-    def _hook(self, gradient: _Gradient) -> Callable[[torch.Tensor], None]:
-        def accumulated(parameter: torch.Tensor) -> None:
-            if self.enabled:
-                self._accumulated(gradient)
-            else:
-                gradient.local = True
-
-        disable: Any = torch.compiler.disable
-        return cast(Callable[[torch.Tensor], None], disable(accumulated))
-
-    def _accumulated(self, gradient: _Gradient) -> None:
+    def _added(self, number: int) -> None:
+        gradient = self._gradients[number]
+        if not self.enabled:
+            gradient.local = True
+            return
         with self._lock:
             if not self._in_pass:
                 self._in_pass = True
                 run_after_backward(self._submit_rest)
-            gradient.accumulated += 1
+            is_last = self._watch.count(number)
             if gradient.pending is not None:
+                found, expected = self._watch.counts[number], self._watch.expected[number]
                 raise UnisonoError(
-                    f"the gradient of {gradient.name!r} was accumulated {gradient.accumulated} "
-                    f"times in this backward pass, but {gradient.expected} times in the last one: "
-                    "it changed while it was being averaged"
+                    f"the gradient of {gradient.name!r} was accumulated {found} times in this "
+                    f"backward pass, but {expected} times in the last one: it changed while it was "
+                    "being averaged"
                 )
-            if self._learned and gradient.accumulated == gradient.expected:
+            if self._learned and is_last:
                 self._submit(gradient)
 
     def _submit(self, gradient: _Gradient) -> None:
@@ -220,20 +198,23 @@ class GradientReducer:
             self._end()
 
     def _end(self) -> None:
+        self._watch.end_pass()
         for gradient in self._gradients:
-            if gradient.accumulated:
-                gradient.expected = gradient.accumulated
-            gradient.accumulated, gradient.pending, gradient.local = 0, None, False
+            gradient.pending, gradient.local = None, False
         self._in_pass = False
 
     def _active(self) -> list[_Gradient]:
         return [each for each in self._gradients if each.parameter.requires_grad]
 
+    def _is_used(self, gradient: _Gradient) -> bool:
+        """Returns True if this pass has added to the gradient."""
+        return self._watch.counts[gradient.index] > 0
+
     def _submit_flags(self, *, failed: bool) -> None:
         flags = [0.0] * (len(self._gradients) + 1)
         for gradient in self._active():
             grad = gradient.parameter.grad
-            if (gradient.accumulated or gradient.local) and grad is not None:
+            if (self._is_used(gradient) or gradient.local) and grad is not None:
                 flags[gradient.index] = _SPARSE if grad.is_sparse else _DENSE
         flags[-1] = _FAILED if failed else 0.0
         values = torch.tensor(flags, dtype=torch.float32)
@@ -252,7 +233,7 @@ class GradientReducer:
             if gradient.pending is not None:
                 continue
             # After a failed pass, the program may have removed the gradients.
-            if gradient.accumulated and gradient.parameter.grad is not None:
+            if self._is_used(gradient) and gradient.parameter.grad is not None:
                 self._submit(gradient)
             else:
                 self._submit_substitute(gradient)

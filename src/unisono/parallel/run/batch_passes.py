@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from unisono.parallel.run.batch_tree import replace_leaves
 from unisono.parallel.run.model_call import ModelCall
 from unisono.parallel.run.pass_context import PassContext
 from unisono.parallel.run.pipeline_runner import PipelineRunner
-from unisono.parallel.run.run_stage import StagePasses
+from unisono.parallel.run.run_stage import LastPass, StagePasses
 from unisono.parallel.run.stage_clock import StageClock
 from unisono.parallel.run.step_checks import StepChecks
 from unisono.parallel.run.step_failure import StepFailure
@@ -37,16 +38,18 @@ class BatchPasses:
         context: PassContext,
         checks: StepChecks,
         failure: StepFailure,
+        last_pass: LastPass,
         microbatches: int,
         precision: Precision,
     ) -> None:
-        """`call`: how the model is called.
+        """`call`: how the model is called. `last_pass`: makes the context of the last backward pass
+        of a stage.
 
         Raises `ValueError` if the schedule of a pipeline needs another number of microbatches.
         """
         self._stages, self._mesh, self._call = stages, mesh, call
         self._loss, self._context, self._checks = loss, context, checks
-        self._failure, self._precision = failure, precision
+        self._failure, self._precision, self._last_pass = failure, precision, last_pass
         self._weights = ComputedWeights([each for _, each in stages], precision)
         self._scale = 1.0
         self.clock = StageClock()
@@ -78,6 +81,7 @@ class BatchPasses:
                     failure=self._failure,
                     enter=self._context.forward,
                     reenter=self._context.backward,
+                    last=self._last_pass,
                 ),
             )
         self.microbatches = microbatches
@@ -136,7 +140,8 @@ class BatchPasses:
         loss = self._evaluate_one(number, each, call)
         self.clock.record("F", number, 0, begin_s)
         begin_s = time.monotonic()
-        with self._context.backward(number):
+        is_last = number == self.microbatches - 1
+        with self._context.backward(number), self._last_pass(0) if is_last else nullcontext():
             torch.autograd.backward(loss)
         self.clock.record("B", number, 0, begin_s)
         return loss

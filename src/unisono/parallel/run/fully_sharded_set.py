@@ -14,14 +14,15 @@ from unisono.parallel.data_parallelism.flat_parameters import FlatSpan
 from unisono.parallel.data_parallelism.parameter_block import block_of
 from unisono.parallel.precision import Precision
 from unisono.parallel.rank_grid import GROUPS
+from unisono.parallel.run.flat_sets import make_sets
 from unisono.parallel.run.gathered_module import CallOrder, GatheredModule, copy_views
 from unisono.parallel.run.gathered_units import gathered_units, kept_units
 from unisono.parallel.run.parameter_sets import (
+    GradientBucket,
     Groups,
     HeldParameter,
     ParameterSet,
     forget_gradients,
-    make_sets,
     replicas,
     shard_name,
     sum_over,
@@ -190,6 +191,7 @@ class FullyShardedSet:
         self._used: Sequence[bool] = ()
         self.trained = [each.values for each in held]
         self.spans: Sequence[FlatSpan] = ()
+        self.buckets: Sequence[GradientBucket] = ()
         self._shard = shard_name(block)
         done = {*GROUPS[self._shard], "dp_replicate"}
         others = [axis for axis in GROUPS[block.summed_over] if axis not in done]
@@ -219,10 +221,7 @@ class FullyShardedSet:
             held.values.grad = trained.grad = None
 
     def reduce(self) -> None:
-        self._used = [
-            each.values in module.used and each.values.requires_grad
-            for each, module in zip(self.held, self._modules, strict=True)
-        ]
+        self.collect()
         forget_gradients(self.held, [not each.values.requires_grad for each in self.held])
         groups = [group for _, group in self._others if group is not None]
         for held in self.held if groups else ():
@@ -233,6 +232,12 @@ class FullyShardedSet:
             if held.values is not trained:
                 trained.data = _local(held.values)  # torch moves shards at the first forward pass
                 trained.grad = None if held.values.grad is None else _local(held.values.grad)
+
+    def collect(self) -> None:
+        self._used = [
+            each.values in module.used and each.values.requires_grad
+            for each, module in zip(self.held, self._modules, strict=True)
+        ]
 
     def used(self) -> Sequence[bool]:
         return self._used

@@ -18,10 +18,10 @@ from torch import nn
 from unisono.parallel.run.parameter_sets import HeldParameter, ParameterSet
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.torch_backend import (
+    gradient_hook_counts,
     gradient_hooks,
     remove_gradient_hooks,
     version_of,
-    with_gradient_hooks,
 )
 
 _PRECISION = 1e-6  # relative difference of results that rounding may explain
@@ -58,6 +58,7 @@ class GradientHooks:
         every = [held for each in sets for held in each.held]
         self._parameters = [held.values for held in every]
         self._parameter_names = [held.name for held in every]
+        self._counts = gradient_hook_counts(self._parameters)
         for held in every:
             if held.name in hooks:
                 self._require_whole(held)
@@ -77,7 +78,11 @@ class GradientHooks:
 
     def require_no_new(self) -> None:
         """Raises `ValueError` if the program has registered a hook after `parallelize`."""
-        for number in with_gradient_hooks(self._parameters):
+        counts = gradient_hook_counts(self._parameters)
+        if counts == self._counts:
+            return
+        pairs = enumerate(zip(counts, self._counts, strict=True))
+        for number in (number for number, (now, before) in pairs if now > before):
             raise ValueError(
                 f"{self._parameter_names[number]}: got a hook for its gradient after parallelize, "
                 "which a backward pass would call with the gradient of one rank's microbatch; "

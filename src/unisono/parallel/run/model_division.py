@@ -33,9 +33,11 @@ from unisono.parallel.run.built_optimizer import (
 from unisono.parallel.run.divided_activations import check_activations
 from unisono.parallel.run.divided_call import check_divided_calls, make_call
 from unisono.parallel.run.elementwise_step import merge_parameters
+from unisono.parallel.run.flat_sets import make_sets, sum_names, sums_overlap
 from unisono.parallel.run.fully_sharded_set import make_fully_sharded_sets, shard_modules
 from unisono.parallel.run.gathered_module import CallOrder, GatheredModule
 from unisono.parallel.run.gradient_hooks import GradientHooks, take_hooks
+from unisono.parallel.run.gradient_sums import GradientSums
 from unisono.parallel.run.hyperparameters import group_names
 from unisono.parallel.run.kept_parameters import KeptParameters
 from unisono.parallel.run.lookup_checks import check_lookups
@@ -48,7 +50,7 @@ from unisono.parallel.run.own_loss import model_loss
 from unisono.parallel.run.own_memory import own_memory
 from unisono.parallel.run.parallel_run import ParallelRun
 from unisono.parallel.run.parameter_checks import check_loss_parameters
-from unisono.parallel.run.parameter_sets import Group, HeldParameter, ParameterSet, make_sets
+from unisono.parallel.run.parameter_sets import Group, HeldParameter, ParameterSet
 from unisono.parallel.run.planned_division import divide_model, plan_of_all_ranks
 from unisono.parallel.run.rank_agreement import on_all_ranks, require_equal
 from unisono.parallel.run.run_weights import ModelFiles, RunWeights
@@ -85,6 +87,7 @@ def parallelize(
     styles: Mapping[str, StyleName] | None = None,
     precision: Precision | None = None,
     weights: Path | str | None = None,
+    overlap: bool | None = None,
 ) -> ParallelRun:
     """Divides a model over the ranks of torch's default group, and returns its training run.
 
@@ -106,6 +109,8 @@ def parallelize(
     safetensors, or a folder of them, of which each rank reads its part. Without it, a model on the
     device meta gets the values of its own `init_weights`, or of the `reset_parameters` of its
     modules, as in one process with the generator of rank 0; a rank has memory for its part only.
+    `overlap`: the ranks sum gradients while backward passes still compute others; None: if the
+    ranks of a sum are on several hosts. With ZeRO-2 and 3, torch always does this.
     The axes of a layout can divide:
 
     - `dp`, and ZeRO by `layout.zero`: any model.
@@ -132,7 +137,7 @@ def parallelize(
         loss = run.step(inputs, targets)
     """
     _check_values(microbatches, clip, batch)
-    types = _agreed(precision, weights)
+    types = _agreed(precision, weights, overlap)
     check_functions(optimizer, named_optimizer)
     given = None if weight is None else LossWeight(weight)
     planned = plan_of_all_ranks(model, layout, styles)
@@ -141,7 +146,7 @@ def parallelize(
     on_all_ranks(lambda: _check(model, layout, loss, parts, has_weight=weight is not None))
     # the caller may use the loss with another layout
     loss = copy.copy(loss) if isinstance(loss, CrossEntropy) else loss
-    mesh = TrainingMesh(layout, head_copies=planned.head_copies)
+    mesh = TrainingMesh(layout, head_copies=planned.head_copies, overlap=overlap)
     files = ModelFiles.of(model)
     model_call = make_call(model, call, mesh, owns_loss=loss is model_loss and weight is None)
     former, hooks = FormerParameters(model), take_hooks(model)
@@ -173,13 +178,13 @@ def parallelize(
     own = stages_of_rank(layout, mesh.coordinates["pp"]) if layout.pp > 1 else [0]
     stages = [(number, every[number]) for number in own]
     holders = stages_of_parameters(ties, every)
-    groups = tie_groups(holders, mesh)
+    groups, calls = tie_groups(holders, mesh), CallOrder()
     twice = held_twice(holders, layout)
-    calls = CallOrder()
     sets, frozen, gathered = _divide_states(stages, mesh, ties, order, groups, calls, twice, types)
     values = _filled(
         RunWeights(sets, frozen, [each for _, each in stages], mesh, files), initial, weights
     )
+    sums = GradientSums(sets, stages, mesh)
     gradient_hooks = on_all_ranks(lambda: GradientHooks(hooks, sets, mesh))
     held = [each for found in sets for each in found.held]
     built = on_all_ranks(lambda: build_optimizer(optimizer, named_optimizer, held, frozen, former))
@@ -209,6 +214,7 @@ def parallelize(
         calls=calls,
         weights=values,
         checks=checks,
+        sums=sums,
         loss=loss,
         is_balanced=is_balanced,
         optimizer=built,
@@ -221,11 +227,19 @@ def parallelize(
     )
 
 
-def _agreed(precision: Precision | None, weights: Path | str | None) -> Precision:
+def _agreed(
+    precision: Precision | None, weights: Path | str | None, overlap: bool | None
+) -> Precision:
     """Returns the precision, which all ranks must have. Collective."""
     require_equal(
-        {"precision": repr(precision), "weights": "none" if weights is None else "a file"}
+        {
+            "precision": repr(precision),
+            "weights": "none" if weights is None else "a file",
+            "overlap": repr(overlap),
+        }
     )
+    if not isinstance(overlap, bool | None):
+        raise ValueError(f"overlap: expected True, False or None, got {overlap!r}")
     if not isinstance(precision, Precision | None):
         raise ValueError(
             "precision: expected Precision(...), such as Precision(computation=torch.bfloat16), got"
@@ -339,6 +353,10 @@ def _divide_states(
     if mesh.layout.zero >= 2:
         sets = make_fully_sharded_sets(trained, mesh, modules, precision)
         return sets, frozen, modules
+    summed = {
+        name for each in trained if sums_overlap(each, mesh) for name in sum_names(each, mesh)
+    }
+    mesh.make_sum_groups(summed)
     return make_sets(trained, mesh, precision), frozen, modules
 
 

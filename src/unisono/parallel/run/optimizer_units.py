@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from torch import optim
 from torch.distributed.tensor import DTensor
 
-from unisono.parallel.run.parameter_sets import HeldParameter, ParameterSet, ShardedSet
+from unisono.parallel.run.flat_sets import ShardedSet
+from unisono.parallel.run.parameter_sets import HeldParameter, ParameterSet
 from unisono.planner import Layout
 
 ELEMENTWISE = (

@@ -14,6 +14,7 @@ from unisono.parallel.run.batch_loss import BatchLoss, Loss
 from unisono.parallel.run.batch_parts import BatchPart, data_parallel_rank
 from unisono.parallel.run.batch_passes import BatchPasses
 from unisono.parallel.run.gathered_module import CallOrder, GatheredModule
+from unisono.parallel.run.gradient_sums import GradientSums
 from unisono.parallel.run.loss_state import LossState
 from unisono.parallel.run.loss_weight import LossWeight
 from unisono.parallel.run.model_call import ModelCall
@@ -24,7 +25,6 @@ from unisono.parallel.run.run_checkpoints import RunCheckpoints
 from unisono.parallel.run.run_end import RunEnd
 from unisono.parallel.run.run_files import RunFiles
 from unisono.parallel.run.run_report import RunReport
-from unisono.parallel.run.run_timeline import RunTimeline
 from unisono.parallel.run.run_weights import RunWeights
 from unisono.parallel.run.step_agreement import StepAgreement
 from unisono.parallel.run.step_batches import NO_TARGETS, StepBatches
@@ -35,7 +35,6 @@ from unisono.parallel.run.step_figures import StepFigures
 from unisono.parallel.run.unchanged_modules import unchanged
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import PipelineSchedule, TaskGroup, TaskRun
-from unisono.torch_backend import default_communicator
 
 _AXES = ("pp", "tp", "shard", "dp_replicate")
 """The groups that together have all ranks of a layout."""
@@ -57,6 +56,7 @@ class ParallelRun(RunFiles):
         calls: CallOrder,
         weights: RunWeights,
         checks: StepChecks,
+        sums: GradientSums,
         loss: Loss,
         is_balanced: bool,
         optimizer: torch.optim.Optimizer,
@@ -69,7 +69,7 @@ class ParallelRun(RunFiles):
     ) -> None:
         """`names`: the trained parameters of the whole model. `groups`: those of each group of the
         optimizer. `gathered`: the modules that gather parameters, and `calls` their order.
-        `weights`: those of this rank, for exports. `checks`: those of a step.
+        `weights`: those of this rank, for exports. `checks` and `sums`: those of a step.
         `is_balanced`: a stage, perhaps of another rank, has balance losses. `call`: how the model
         is called. `weight`: that of a part's loss. `is_local`: each rank of `dp` passes its own
         part of a batch.
@@ -107,7 +107,7 @@ class ParallelRun(RunFiles):
             is_pipeline=layout.pp > 1,
             precision=precision,
         )
-        self._agreement, self._checks = StepAgreement(), checks
+        self._agreement, self._checks, self._sums = StepAgreement(), checks, sums
         self._failure = StepFailure(layout, stages)
         self._batches = StepBatches(mesh, self._agreement, call, self._loss, is_local=is_local)
         self._passes = BatchPasses(
@@ -118,6 +118,7 @@ class ParallelRun(RunFiles):
             context=self._context,
             checks=checks,
             failure=self._failure,
+            last_pass=sums.last_pass,
             microbatches=microbatches,
             precision=precision,
         )
@@ -152,9 +153,7 @@ class ParallelRun(RunFiles):
             passes=self._passes,
             precision=precision,
         )
-        comm = default_communicator()
-        assert comm is not None, "a mesh needs the backend unisono"
-        self._timeline = RunTimeline(comm.timeline)
+        self._timeline = sums.timeline
         self._held_bytes = sum(held.values.nbytes for each in sets for held in each.held)
         self.clock = self._passes.clock
         self.clock.tell = self._timeline.passed
@@ -276,6 +275,8 @@ class ParallelRun(RunFiles):
         self._failure.restart()
         self._checks.begin(self.optimizer, self.sets)
         self._agreement.begin()
+        if trains:
+            self._sums.begin()
         part = None
         try:
             part = self._prepared(inputs, targets, count, trains=trains)
@@ -310,10 +311,8 @@ class ParallelRun(RunFiles):
         `losses`: this rank's losses of the microbatches. Returns their sum over all ranks. `step`
         calls this method after the backward passes.
         """
-        nbytes, is_scaled = self._held_bytes, False
-        with self._timeline.exchange("gradients", nbytes):
-            for each in self.sets:
-                each.reduce()
+        is_scaled = False
+        self._checks.faults.check(self._sums.finish)
         if self._checks.hooks.exist:
             with self._failure.keeping():
                 is_scaled = self._ends.call_hooks(is_failed=self._error() is not None)
@@ -326,9 +325,10 @@ class ParallelRun(RunFiles):
         if self._scaler.accepts(self.gradient_norm):
             self.optimizer.step()
         self._timeline.optimizer(begin_ns)
-        with self._timeline.exchange("parameters", nbytes):
+        with self._timeline.exchange("parameters", self._held_bytes):
             for each in self.sets:
                 each.gather()
+        self._sums.learn()
         return total
 
     def report(self) -> RunReport:
@@ -340,7 +340,13 @@ class ParallelRun(RunFiles):
         assert self._part is not None
         sent = self.mesh.bytes_sent()
         since = {name: sent[name] - self._sent_before.get(name, 0) for name in sent}
-        return self._figures.report(self._part, steps=self.steps, step_s=self.step_s, sent=since)
+        return self._figures.report(
+            self._part,
+            steps=self.steps,
+            step_s=self.step_s,
+            sent=since,
+            exchanged_s=self._timeline.exchanged_s(),
+        )
 
     def tasks(self) -> list[list[TaskGroup]]:
         """Returns the passes of each rank of a pipeline, in order; empty without a pipeline."""

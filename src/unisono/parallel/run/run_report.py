@@ -46,6 +46,14 @@ class RunReport:
     counted for the first."""
     memory: Mapping[str, ByRank]
     """Bytes of weights, gradients and optimizer states at the end of a step, by kind and rank."""
+    exposed_s: ByRank
+    """Seconds of the last step's exchanges of gradients, parameters, loss and norm that ran after
+    the rank's passes, with its waits for other ranks. Exchanges of activations, and those of
+    ZeRO-2 and 3 by torch, are part of the passes."""
+    hidden_s: ByRank
+    """Seconds of such exchanges that ran while the rank's passes ran."""
+    placement: str
+    """A line for each axis: whether its groups are within hosts; see `TrainingMesh.explain`."""
     bubble: float
     """Fraction of the time in which a rank waits, averaged over ranks. The time is that of the
     last step from the beginning of the pipeline's first pass to the end of its last pass."""
@@ -172,6 +180,9 @@ def make_report(layout: Layout, figures: Sequence[Mapping[str, Any]]) -> RunRepo
         step_s=max(median(each["step_s"][1:] or each["step_s"]) for each in figures),
         bytes_sent=_by_name([each["bytes_sent"] for each in figures]),
         memory=_by_name([each["memory"] for each in figures]),
+        exposed_s=tuple(each["exchanged_s"][0] for each in figures),
+        hidden_s=tuple(each["exchanged_s"][1] for each in figures),
+        placement=figures[0]["placement"],
         bubble=sum(bubbles) / len(bubbles),
         predicted=PredictedFigures(
             bytes_sent=_by_name([each["predicted_bytes"] for each in figures]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,10 @@ from unisono.torch_backend import pipeline_stage_base, version_of, without_view
 _REENTRANT = "use_reentrant=True"  # in torch's error about a backward pass in two parts
 
 
+LastPass = Callable[[int], AbstractContextManager[None]]
+"""Makes the context of the last backward pass of a stage in a step."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StagePasses:
     """The objects that the stages of a rank share with the run."""
@@ -35,6 +39,7 @@ class StagePasses:
     """Makes a microbatch the one in progress during its forward pass."""
     reenter: Callable[[int], AbstractContextManager[None]]
     """Makes a microbatch the one in progress during its backward pass, which may recompute."""
+    last: LastPass
 
 
 @dataclass(slots=True)
@@ -239,7 +244,7 @@ class RunStage(_Base):  # type: ignore[misc]
         gradients = None
         if passes is not None and not self._shared.failure.is_found:
             try:
-                with self._shared.reenter(bwd_chunk_id):
+                with self._shared.reenter(bwd_chunk_id), self._last(last_backward):
                     gradients = self._backward(bwd_chunk_id, passes, loss, full_backward)
             except Exception as error:
                 self._fail(error)
@@ -255,11 +260,14 @@ class RunStage(_Base):  # type: ignore[misc]
         passes = self._under_way.pop(bwd_chunk_id, None)
         if passes is not None and not self._shared.failure.is_found:
             try:
-                with self._shared.reenter(bwd_chunk_id):
+                with self._shared.reenter(bwd_chunk_id), self._last(last_backward):
                     self._backward_weights(passes)
             except Exception as error:
                 self._fail(error)
         self._shared.clock.record("W", bwd_chunk_id, self.stage_index, begin_s)
+
+    def _last(self, is_last: bool) -> AbstractContextManager[None]:
+        return self._shared.last(self.stage_index) if is_last else nullcontext()
 
     def _fail(self, error: Exception) -> None:
         cause = error.__cause__  # torch wraps an error in its description of all tensors

@@ -56,12 +56,18 @@ class StepFigures:
         return self._passes.pipeline
 
     def report(
-        self, part: BatchPart, *, steps: int, step_s: list[float], sent: Mapping[str, int]
+        self,
+        part: BatchPart,
+        *,
+        steps: int,
+        step_s: list[float],
+        sent: Mapping[str, int],
+        exchanged_s: tuple[float, float],
     ) -> RunReport:
         """Returns the figures of a step on this rank's part of a batch.
 
         `steps`: the number of steps so far, and `step_s` the seconds of each. `sent`: the bytes
-        that this rank sent in the step, by group.
+        that this rank sent in the step, by group. `exchanged_s`: see `RunTimeline`.
         """
         mesh = self._mesh
         tasks = self._pipeline.tasks() if self._pipeline is not None else []
@@ -72,6 +78,8 @@ class StepFigures:
             "busy_s": self._clock.busy_s,
             "span": self._clock.span,
             "bytes_sent": sent,
+            "exchanged_s": exchanged_s,
+            "placement": mesh.explain(),
             "memory": memory_by_kind(self._sets, self._frozen, self._optimizer),
             "predicted_bubble": run_equal_passes(tasks).bubble if tasks else 0.0,
             "predicted_bytes": self._predicted_bytes(part),

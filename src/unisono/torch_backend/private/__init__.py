@@ -8,12 +8,12 @@ lists them for a test that checks their existence.
 from unisono.torch_backend.private.active_calls import batch_under_way, is_called_by
 from unisono.torch_backend.private.attention import attention_on_cpu, attention_on_cpu_backward
 from unisono.torch_backend.private.backward import (
+    gradient_hook_counts,
     gradient_hooks,
     is_in_backward,
     remove_gradient_hooks,
     run_after_backward,
     saved_by,
-    with_gradient_hooks,
 )
 from unisono.torch_backend.private.compilation import hide_from_dynamo
 from unisono.torch_backend.private.group_making import (
@@ -119,6 +119,7 @@ __all__ = [
     "gloo_class",
     "gloo_options",
     "gloo_threads",
+    "gradient_hook_counts",
     "gradient_hooks",
     "group_being_made",
     "groups_of_torch",
@@ -163,6 +164,5 @@ __all__ = [
     "use_present_weights",
     "version_of",
     "whole_parameter",
-    "with_gradient_hooks",
     "without_view",
 ]

@@ -33,12 +33,11 @@ def gradient_hooks(parameter: Any) -> tuple[Mapping[int, Any], Mapping[int, Any]
     return parameter._backward_hooks or {}, parameter._post_accumulate_grad_hooks or {}
 
 
-def with_gradient_hooks(parameters: Sequence[Any]) -> list[int]:
-    """Returns the places of the parameters that have hooks for their gradients."""
+def gradient_hook_counts(parameters: Sequence[Any]) -> list[int]:
+    """Returns the number of hooks of each parameter for its gradient."""
     return [
-        place
-        for place, each in enumerate(parameters)
-        if each._backward_hooks or each._post_accumulate_grad_hooks
+        len(each._backward_hooks or ()) + len(each._post_accumulate_grad_hooks or ())
+        for each in parameters
     ]
 
 

@@ -1,0 +1,164 @@
+"""Sums of gradients that run in a thread while the last backward passes still run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from unisono.parallel.data_parallelism.gradient_watch import GradientWatch
+from unisono.parallel.run.parameter_sets import BucketGradient, GradientBucket
+from unisono.parallel.training_mesh import TrainingMesh
+
+
+class OverlappedSums:
+    """Sums buckets of gradients as soon as passes have computed them.
+
+    A gradient is complete in the last backward pass of the last stage that has the parameter: after
+    the last addition that the pass before had (`GradientWatch`), else after the pass. A thread sums
+    complete buckets in one order, which all ranks learn from the first step, because gradients may
+    become complete in other orders on other ranks. Until then, buckets are summed after the passes.
+    """
+
+    def __init__(
+        self,
+        buckets: Sequence[GradientBucket],
+        stages: Sequence[tuple[int, nn.Module]],
+        mesh: TrainingMesh,
+        run: Callable[[GradientBucket], None],
+    ) -> None:
+        """`buckets`: in an order that all ranks have in common. The thread calls `run`, which sums
+        a bucket."""
+        self._mesh, self._run = mesh, run
+        every = dict.fromkeys(each for bucket in buckets for each in bucket.gradients)
+        self._gradients: list[BucketGradient] = [*every]
+        self._numbers = {each.held.values: n for n, each in enumerate(self._gradients)}
+        self._order(buckets)
+        self._of_stage = {
+            stage: [self._numbers[each] for each in module.parameters() if each in self._numbers]
+            for stage, module in stages
+        }
+        self._stages_of = Counter(each for found in self._of_stage.values() for each in found)
+        self._watch = GradientWatch([*self._numbers], self._added)
+        self._unsteady: set[int] = set()
+        """The gradients that programs change after autograd has added to them."""
+        self._is_learned = False
+        self._in_last_pass = False
+        self._submitted: list[Future[None]] = []
+        self._pool = ThreadPoolExecutor(1, "unisono-gradients")
+        mesh.closing.append(self._close)
+        self.begin()
+
+    def _order(self, buckets: Sequence[GradientBucket]) -> None:
+        self._buckets = buckets
+        self._buckets_of: list[list[int]] = [[] for _ in self._gradients]
+        for place, bucket in enumerate(buckets):
+            for each in bucket.gradients:
+                self._buckets_of[self._numbers[each.held.values]].append(place)
+
+    def begin(self) -> None:
+        """Begins a step."""
+        self._incomplete = [len(each.gradients) for each in self._buckets]
+        self._stages_left = self._stages_of.copy()
+        self._versions: dict[int, int] = {}
+        """The version of each gradient after autograd has added to it."""
+        self._complete: set[int] = set()
+        self._completed: list[str] = []
+        """The names of complete buckets, in the order in which they became complete."""
+
+    @contextmanager
+    def last_pass(self, stage: int) -> Iterator[None]:
+        """Surrounds the last backward pass of a stage in a step."""
+        self._in_last_pass = True
+        try:
+            yield
+        except BaseException:
+            self._watch.forget_pass()
+            raise
+        finally:
+            self._in_last_pass = False
+        self._watch.end_pass()
+        for number in self._of_stage[stage]:
+            self._stages_left[number] -= 1
+            if not self._stages_left[number] and number not in self._complete:
+                version = self._gradients[number].version()
+                if self._versions.setdefault(number, version) != version:
+                    self._unsteady.add(number)
+                self._finish_gradient(number, version)
+
+    def _added(self, number: int) -> None:
+        """Notes that autograd has added to a gradient."""
+        is_last = self._in_last_pass and self._stages_left[number] == 1
+        if not is_last or number in self._complete:
+            return
+        version = self._versions[number] = self._gradients[number].version()
+        if version < 0:  # the program has put another tensor in place of the gradient
+            self._unsteady.add(number)
+        if self._watch.count(number) and number not in self._unsteady:
+            self._finish_gradient(number, version)
+
+    def _finish_gradient(self, number: int, version: int) -> None:
+        self._complete.add(number)
+        self._versions[number] = version
+        for place in self._buckets_of[number]:
+            self._incomplete[place] -= 1
+            if not self._incomplete[place]:
+                self._completed.append(self._buckets[place].name)
+        if self._is_learned:
+            self._submit_complete()
+
+    def _submit_complete(self) -> None:
+        """Submits the next buckets in the common order, as far as they are complete."""
+        while (place := len(self._submitted)) < len(self._buckets) and not self._incomplete[place]:
+            self._submit(self._buckets[place])
+
+    def _submit(self, bucket: GradientBucket) -> None:
+        with torch.no_grad():
+            bucket.collect()
+        self._submitted.append(self._pool.submit(self._run, bucket))
+
+    def finish(self) -> str | None:
+        """Sums what is left after the passes, and waits for all sums. Collective.
+
+        Returns the name of a parameter whose gradient has changed after its sum had begun.
+        """
+        changed = self._changed()
+        for bucket in self._buckets[len(self._submitted) :]:
+            self._submit(bucket)
+        submitted, self._submitted = self._submitted, []
+        for each in submitted:
+            each.result()
+        return changed
+
+    def _changed(self) -> str | None:
+        found = None
+        for number in sorted(self._complete):
+            gradient = self._gradients[number]
+            if gradient.version() == self._versions[number]:
+                continue
+            self._unsteady.add(number)
+            if any(place < len(self._submitted) for place in self._buckets_of[number]):
+                found = found or gradient.held.name
+        return found
+
+    def learn(self) -> None:
+        """Learns the order of the buckets in the first step that all ranks have ended. Collective.
+
+        Each bucket has the place at which the last rank had completed it.
+        """
+        if self._is_learned:
+            return
+        self._is_learned = True
+        last: dict[str, int] = {}
+        for completed in self._mesh.of_all_ranks(self._completed):
+            for place, name in enumerate(completed):
+                last[name] = max(place, last.get(name, 0))
+        self._order(sorted(self._buckets, key=lambda each: (last.get(each.name, 0), each.name)))
+
+    def _close(self) -> None:
+        self._watch.close()
+        self._pool.shutdown()
