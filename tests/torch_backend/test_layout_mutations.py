@@ -16,7 +16,7 @@ from unisono.parallel import Layout
 from unisono.parallel.layers import mixture_of_experts, tensor_1d
 from unisono.parallel.layers.layout_dropout import LayoutDropout
 from unisono.parallel.layers.tensor_1d import Tensor1D
-from unisono.parallel.run import batch_parts, parameter_sets, pipeline_runner
+from unisono.parallel.run import batch_parts, flat_sets, pipeline_runner
 from unisono.parallel.run.batch_loss import BatchLoss
 from unisono.parallel.run.flat_sets import ShardedSet, WholeSet
 from unisono.parallel.run.pass_context import PassContext
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.torch
 RANKS = 4
 BACKENDS = ("unisono",)
 REDUCE = WholeSet.reduce
-REPLICAS = parameter_sets.replicas
+REPLICAS = flat_sets.replicas
 KIND = pipeline_runner.schedule_class
 DIVIDE_FACTOR = FSDPModule.set_gradient_divide_factor
 
@@ -104,14 +104,14 @@ def own_a_replica_counted_twice(world):
     def wrong(held, mesh):
         return REPLICAS(held, mesh) / (2 if held.block.held_by == "stage" else 1)
 
-    require_failure(parameter_sets, "replicas", wrong, "dp=2,tp=2")
-    require_failure(parameter_sets, "replicas", wrong, "dp=2,ep=4,tp=2,zero=1", **expert_shape())
+    require_failure(flat_sets, "replicas", wrong, "dp=2,tp=2")
+    require_failure(flat_sets, "replicas", wrong, "dp=2,ep=4,tp=2,zero=1", **expert_shape())
 
     def without_tie(held, mesh):
         return len(mesh.ranks(held.block.held_by))
 
     text = "dp=2,pp=2,zero=1"
-    require_failure(parameter_sets, "replicas", without_tie, text, microbatches=4)
+    require_failure(flat_sets, "replicas", without_tie, text, microbatches=4)
 
 
 def own_means_of_unequal_parts(world):
