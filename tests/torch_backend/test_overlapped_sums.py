@@ -59,6 +59,20 @@ def small_buckets(*, everywhere=False):
         yield early
 
 
+def own_sums_begin_in_the_order_of_the_backward_pass(world):
+    """After the first step, all buckets but the last begin before the pass ends."""
+    torch.set_default_dtype(torch.float64)
+    for text in ("dp=4", "dp=4,zero=1"):
+        with turn(text=text), small_buckets() as early:
+            run = a_run(nn.Sequential(*(nn.Linear(6, 6) for _ in range(9))), text, microbatches=2)
+            for step, batch in enumerate(batches()):
+                early.clear()
+                run.step(*batch)
+                assert len(early) == 6
+                assert early == ([True] * 6 if step else [False] * 6)
+            run.mesh.close()
+
+
 def own_layouts_equal_one_process(world):
     for text, changes in (
         ("dp=4", {"microbatches": 2}),

@@ -67,8 +67,9 @@ class OverlappedSums:
         self._versions: dict[int, int] = {}
         """The version of each gradient after autograd has added to it."""
         self._complete: set[int] = set()
-        self._completed: list[str] = []
-        """The names of complete buckets, in the order in which they became complete."""
+        self._turns: dict[int, int] = {}
+        """The place of each gradient in the order in which autograd has added to them last."""
+        self._turn = 0
 
     @contextmanager
     def last_pass(self, stage: int) -> Iterator[None]:
@@ -88,6 +89,8 @@ class OverlappedSums:
                 version = self._gradients[number].version()
                 if self._versions.setdefault(number, version) != version:
                     self._unsteady.add(number)
+                if number not in self._turns or number in self._unsteady:
+                    self._take_turn(number)
                 self._finish_gradient(number, version)
 
     def _added(self, number: int) -> None:
@@ -96,18 +99,21 @@ class OverlappedSums:
         if not is_last or number in self._complete:
             return
         version = self._versions[number] = self._gradients[number].version()
+        self._take_turn(number)
         if version < 0:  # the program has put another tensor in place of the gradient
             self._unsteady.add(number)
         if self._watch.count(number) and number not in self._unsteady:
             self._finish_gradient(number, version)
+
+    def _take_turn(self, number: int) -> None:
+        self._turn += 1
+        self._turns[number] = self._turn
 
     def _finish_gradient(self, number: int, version: int) -> None:
         self._complete.add(number)
         self._versions[number] = version
         for place in self._buckets_of[number]:
             self._incomplete[place] -= 1
-            if not self._incomplete[place]:
-                self._completed.append(self._buckets[place].name)
         if self._is_learned:
             self._submit_complete()
 
@@ -148,16 +154,25 @@ class OverlappedSums:
     def learn(self) -> None:
         """Learns the order of the buckets in the first step that all ranks have ended. Collective.
 
-        Each bucket has the place at which the last rank had completed it.
+        A bucket has the place of its last gradient, on the rank where this place is the last.
         """
         if self._is_learned:
             return
         self._is_learned = True
         last: dict[str, int] = {}
-        for completed in self._mesh.of_all_ranks(self._completed):
-            for place, name in enumerate(completed):
-                last[name] = max(place, last.get(name, 0))
-        self._order(sorted(self._buckets, key=lambda each: (last.get(each.name, 0), each.name)))
+        for turns in self._mesh.of_all_ranks(self._bucket_turns()):
+            for name, turn in turns.items():
+                last[name] = max(turn, last.get(name, 0))
+        self._order(sorted(self._buckets, key=lambda each: (last[each.name], each.name)))
+
+    def _bucket_turns(self) -> dict[str, int]:
+        """Returns the place of each bucket's last gradient, by the bucket's name."""
+        found = {each.name: 0 for each in self._buckets}
+        for number, places in enumerate(self._buckets_of):
+            for place in places:
+                name = self._buckets[place].name
+                found[name] = max(found[name], self._turns.get(number, len(self._buckets_of)))
+        return found
 
     def _close(self) -> None:
         self._watch.close()
