@@ -34,7 +34,8 @@ from unisono.parallel.checkpoint import (
     save_blocks,
 )
 from unisono.parallel.layers import CrossEntropy, TransformerModel
-from unisono.parallel.run import parallelize
+from unisono.parallel.run import flat_sets, parallelize
+from unisono.parallel.run.overlapped_sums import OverlappedSums
 
 pytestmark = pytest.mark.torch
 RANKS, LOST, LAST_STEP = 4, 3, 2
@@ -53,7 +54,7 @@ def shape_of(text):
     return small_shape(**{"layers": 2} | changes)
 
 
-def a_run(rank, text, folder):
+def a_run(rank, text, folder, *, overlap=None):
     """Joins the job, and divides a model by a layout."""
     store = dist.FileStore(str(folder / "store"), RANKS)
     dist.init_process_group(
@@ -66,12 +67,14 @@ def a_run(rank, text, folder):
         loss=CrossEntropy(shape.vocab),
         optimizer=sgd,
         microbatches=2,
+        overlap=overlap,
     )
 
 
 def train_until_killed(rank, text, phase, folder):
     """Trains until the last rank kills itself in a phase of its third step."""
-    run = a_run(rank, text, folder)
+    flat_sets._BUCKET_BYTES = 500
+    run = a_run(rank, text, folder, overlap=True if phase == "sums" else None)
     if rank == LOST:
         arm(run, phase, folder)
     inputs, targets = token_batches(shape_of(text))[0]
@@ -105,6 +108,15 @@ def arm(run, phase, folder):
                 output.register_hook(strike)
 
         stage.register_forward_hook(watch)
+    elif phase == "sums":
+        submit = OverlappedSums._submit
+
+        def submitted(sums, bucket):
+            if len(sums._submitted) == 3:
+                strike()
+            submit(sums, bucket)
+
+        OverlappedSums._submit = submitted
     elif phase == "optimizer":
         run.optimizer.register_step_pre_hook(strike)
     else:
@@ -126,6 +138,8 @@ def arm(run, phase, folder):
         ("dp=2,pp=2,schedule=zb1p", "backward"),
         ("dp=2,tp=2,zero=1", "optimizer"),
         ("dp=2,cp=2,zero=3", "backward"),
+        ("dp=4", "sums"),
+        ("dp=2,tp=2,zero=1", "sums"),
         ("tp=2,pp=2,schedule=gpipe", "F1"),
         ("dp=2,pp=2,ep=2", "B1"),
         ("dp=2,pp=2,vpp=2,schedule=zbv", "I0"),

@@ -25,6 +25,7 @@ from torch_backend.layout_training import (
 )
 from unisono import topology
 from unisono.parallel import CrossEntropy, Layout, TransformerModel, parallelize
+from unisono.parallel.run import flat_sets
 from unisono.parallel.run.model_stages import V_SCHEDULES
 from unisono.parallel.run.stage_messages import HEADER_BYTES
 from unisono.planner import bubble_share, simulate_pipeline
@@ -60,6 +61,31 @@ def own_copied_heads(world):
 
 def own_data_and_pipeline(world):
     compare_transformer("dp=2,pp=2,zero=1", microbatches=4)  # tied embeddings on two stages
+
+
+def own_overlap_changes_no_bits(world):
+    """Within a host, sums that run while passes run have the bits of those after the passes."""
+    torch.set_default_dtype(torch.float32)
+    try:
+        shape = small_shape(tied=False)
+        for text in ("dp=4", "dp=4,zero=1"):
+            weights = []
+            for overlap in (True, False):
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setattr(flat_sets, "_BUCKET_BYTES", 3000)
+                    model = TransformerModel(shape, seed=1)
+                    run = parallelize(
+                        model, Layout.parse(text), loss=CrossEntropy(shape.vocab), optimizer=sgd,
+                        overlap=overlap,
+                    )  # fmt: skip
+                assert bool(run.sets[0].buckets) is overlap
+                for batch in token_batches(shape):
+                    run.step(*batch)
+                weights.append([each.detach().clone() for each in model.parameters()])
+                run.mesh.close()
+            assert all(map(torch.equal, *weights))
+    finally:
+        torch.set_default_dtype(torch.float64)
 
 
 def own_every_schedule(world):

@@ -20,9 +20,11 @@ from torch_backend.layout_training import (
     compare_transformer,
     expert_shape,
     sgd,
+    small_shape,
+    token_batches,
     train_alone,
 )
-from unisono.parallel import Layout, Precision, TrainingMesh
+from unisono.parallel import CrossEntropy, Layout, Precision, TrainingMesh, TransformerModel
 from unisono.parallel.run import flat_sets, parallelize
 from unisono.parallel.run.overlapped_sums import OverlappedSums
 from unisono.timeline.rank_spans import spans_of
@@ -306,6 +308,33 @@ def own_a_failed_rank(world):
             expected, _ = train_alone(alone, nn.functional.mse_loss, batches(), None)
             assert found == pytest.approx(expected, rel=1e-12)
             run.mesh.close()
+
+
+def own_a_failure_between_collectives(world):
+    """A rank that fails between collectives of its passes ends the run on all ranks, which may wait
+    in sums of gradients."""
+    torch.set_default_dtype(torch.float64)
+    for text in ("dp=2,tp=2", "dp=2,cp=2,zero=1"):
+        with turn(text=text), small_buckets(everywhere=True):
+            for attempt in range(2):
+                shape = small_shape(layers=2)
+                run = parallelize(
+                    TransformerModel(shape, seed=1), Layout.parse(text),
+                    loss=CrossEntropy(shape.vocab), optimizer=sgd,
+                )  # fmt: skip
+                ((inputs, targets), *_) = token_batches(shape)
+                run.step(inputs, targets)
+                run.step(inputs, targets)
+                if attempt == 0 and world.rank == 1:
+
+                    def fail(module, *_):
+                        raise RuntimeError("a broken layer")
+
+                    next(run.stages[0][1].children()).register_full_backward_hook(fail)
+                if attempt == 0:
+                    with pytest.raises(Exception, match="a broken layer"):
+                        run.step(inputs, targets)
+                run.mesh.close()
 
 
 def own_a_refused_batch(world):
