@@ -24,7 +24,14 @@ from torch_backend.layout_training import (
     token_batches,
     train_alone,
 )
-from unisono.parallel import CrossEntropy, Layout, Precision, TrainingMesh, TransformerModel
+from unisono.parallel import (
+    CrossEntropy,
+    Layout,
+    Precision,
+    TrainingMesh,
+    TransformerModel,
+    training_mesh,
+)
 from unisono.parallel.run import flat_sets, parallelize
 from unisono.parallel.run.overlapped_sums import OverlappedSums
 from unisono.timeline.rank_spans import spans_of
@@ -118,6 +125,11 @@ def own_places_by_host(world):
     mesh = TrainingMesh(Layout(cp=2, pp=2))
     assert mesh.explain() == "cp: within a host\npp: between hosts\norder of the ranks: 0 2 1 3"
     mesh.close()
+    with pytest.MonkeyPatch.context() as patch:  # torch before 2.13
+        patch.setattr(training_mesh, "_can_be_unsorted", lambda: False)
+        mesh = TrainingMesh(Layout(dp=2, tp=2))
+        assert mesh.explain() == "tp: between hosts\ndp: within a host"
+        mesh.close()
     mesh = TrainingMesh(Layout(dp=4))
     assert mesh.explain() == "dp: between hosts" and mesh.ranks("dp") == (0, 1, 2, 3)
     mesh.close()

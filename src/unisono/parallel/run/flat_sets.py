@@ -255,8 +255,12 @@ class ShardedSet(_FlatSet):
 
 
 def sums_overlap(held: HeldParameter, mesh: TrainingMesh) -> bool:
-    """Returns True if the gradient of a parameter is summed while passes run."""
-    return any(map(mesh.overlaps, sum_names(held, mesh)))
+    """Returns True if the gradient of a parameter is summed while passes run.
+
+    A parameter of several pipeline stages is summed after the passes: its gradient is complete with
+    that of the first stage, and the pipeline's messages may use the group of its stages.
+    """
+    return held.tie is None and any(map(mesh.overlaps, sum_names(held, mesh)))
 
 
 def sum_names(held: HeldParameter, mesh: TrainingMesh) -> list[str]:
