@@ -62,6 +62,8 @@ class _FlatSet:
         self._tie = held[0].tie
         self._length = ranks * self._flat.part_length
         """The number of elements of each bucket."""
+        self._in_buckets = torch.split(self._flat.gradient, self._length)
+        """The flat array of gradients, by bucket."""
         self._gradients = [
             BucketGradient(held=each, version=partial(self._flat.gradient_version, number))
             for number, each in enumerate(held)
@@ -79,10 +81,6 @@ class _FlatSet:
             collect=partial(self._collect_some, inside),
             sum=partial(self._sum, number),
         )
-
-    def _range(self, flat: torch.Tensor, number: int) -> torch.Tensor:
-        """Returns the elements of a flat array that are in a bucket."""
-        return flat[number * self._length : (number + 1) * self._length]
 
     def _sum(self, number: int) -> None:
         """Sums the gradients in a bucket. Collective."""
@@ -154,8 +152,7 @@ class WholeSet(_FlatSet):
             self._has_skipped = False
 
     def _sum(self, number: int) -> None:
-        values = self._range(self._flat.gradient, number)
-        sum_over([self._tie, self._group], values, self._reduced)
+        sum_over([self._tie, self._group], self._in_buckets[number], self._reduced)
 
     def skip(self, unused: Sequence[bool], optimizer: torch.optim.Optimizer) -> None:
         self._has_skipped = True
@@ -172,8 +169,7 @@ class WholeSet(_FlatSet):
 
     def traffic(self, microbatches: int) -> dict[str, float]:
         groups = [("pp", self._tie), (self._summed_over, self._group)]
-        parts = torch.split(self._flat.gradient, self._length)
-        return sum_traffic(groups, [(each, self._reduced) for each in parts])
+        return sum_traffic(groups, [(each, self._reduced) for each in self._in_buckets])
 
 
 class ShardedSet(_FlatSet):
@@ -195,6 +191,8 @@ class ShardedSet(_FlatSet):
             self._flat.part(number * self._ranks + rank) for number in range(len(self._every))
         ]
         """The first and the last element, plus 1, of this rank's part of each bucket."""
+        self._wholes = torch.split(self._flat.weights, self._length)
+        """The flat array of weights, by bucket."""
         self._parts = [self._flat.weights[begin:end] for begin, end in self._bounds]
         self._empty = self._flat.weights.new_empty(0)
         self._sums = [self._empty] * len(self._parts)
@@ -213,7 +211,7 @@ class ShardedSet(_FlatSet):
         return [(span.weights, group) for span, group in found]
 
     def _sum(self, number: int) -> None:
-        whole = self._range(self._flat.gradient, number)
+        whole = self._in_buckets[number]
         sum_over([self._tie], whole, self._reduced)
         summed = whole.to(self._reduced)
         gradient = summed.new_empty(self._flat.part_length)
@@ -240,13 +238,12 @@ class ShardedSet(_FlatSet):
         # frees the memory of the sums until the next step
         self._sums = [self._empty] * len(self._parts)
         if self._group is not None:
-            for number, part in enumerate(self._parts):
-                whole = self._range(self._flat.weights, number)
+            for whole, part in zip(self._wholes, self._parts, strict=True):
                 all_gather_single(whole, part, group=self._group)
 
     def traffic(self, microbatches: int) -> dict[str, float]:
-        kept, wholes = self._flat.weights.dtype, torch.split(self._flat.gradient, self._length)
-        found = sum_traffic([("pp", self._tie)], [(each, self._reduced) for each in wholes])
+        kept, tie = self._flat.weights.dtype, ("pp", self._tie)
+        found = sum_traffic([tie], [(each, self._reduced) for each in self._in_buckets])
         if self._group is not None:  # a sum and a gather of weights, each in its own type
             ranks = dist.get_world_size(self._group)
             both = self._reduced.itemsize + kept.itemsize
