@@ -421,6 +421,13 @@ def own_narrow_sums(world):
     assert all(torch.allclose(a, b, rtol=1e-6) for a, b in zip(*weights, strict=True))
 
 
+def own_wrong_arguments(world):
+    with pytest.raises(ValueError, match="overlap: expected True, False or None, got 'yes'"):
+        a_run(Unsettled(), overlap="yes")
+    with pytest.raises(ValueError, match="one overlap on all ranks, got True on rank 0 and None"):
+        a_run(Unsettled(), overlap=True if world.rank == 0 else None)
+
+
 def own_evaluations_between_steps(world):
     with small_buckets():
         run = a_run(Unsettled(), "dp=4,zero=1")
