@@ -421,6 +421,35 @@ def own_narrow_sums(world):
     assert all(torch.allclose(a, b, rtol=1e-6) for a, b in zip(*weights, strict=True))
 
 
+def own_checkpoints_of_other_places_and_buckets(world):
+    """A checkpoint of placed ranks with many buckets goes on in another layout with one bucket."""
+    torch.set_default_dtype(torch.float64)
+    shape = small_shape(layers=2)
+    inputs, targets = token_batches(shape)[0]
+
+    def made(text, **options):
+        return parallelize(
+            TransformerModel(shape, seed=1), Layout.parse(text), loss=CrossEntropy(shape.vocab),
+            optimizer=lambda parameters: torch.optim.AdamW(parameters, 1e-2), **options,
+        )  # fmt: skip
+
+    with small_buckets():
+        placed = made("dp=2,tp=2,zero=1")
+    assert placed.mesh.grid.placed == (0, 2, 1, 3) and len(placed.sets[0].buckets) > 1
+    for _ in range(3):
+        placed.step(inputs, targets)
+    placed.save(world.folder / "placed")
+    expected = [float(placed.step(inputs, targets)) for _ in range(3)]
+    placed.mesh.close()
+    for text, options in (("dp=4,zero=1", {"overlap": False}), ("pp=2,tp=2", {"microbatches": 2})):
+        with turn(text=text):
+            run = made(text, **options)
+            run.load(world.folder / "placed")
+            found = [float(run.step(inputs, targets)) for _ in range(3)]
+            assert found == pytest.approx(expected, rel=1e-11)
+            run.mesh.close()
+
+
 def own_wrong_arguments(world):
     with pytest.raises(ValueError, match="overlap: expected True, False or None, got 'yes'"):
         a_run(Unsettled(), overlap="yes")
