@@ -85,6 +85,8 @@ class Doubled(FeedForward):
 class Own(nn.Module):
     """Can be divided, so everything in it is its own affair."""
 
+    serves = ("cp", "sequence_parallel", "tensor")
+
     def __init__(self) -> None:
         super().__init__()
         self.inner = nn.GRU(WIDTH, WIDTH)
@@ -94,6 +96,19 @@ class Own(nn.Module):
 
     def forward(self, x):
         return x
+
+
+class Unstated(Own):
+    """Can be divided, but states nothing about divided activations."""
+
+    serves = ()
+
+
+class Replaced(Own):
+    """Replaces the forward that its base class has stated to be right."""
+
+    def forward(self, x):
+        return x.cumsum(1)
 
 
 def patched() -> nn.Module:
@@ -171,6 +186,8 @@ MIXING = (
     Sorted,
     lambda: Called(WIDTH, WIDTH),
     lambda: Doubled(SHAPE),
+    Unstated,
+    Replaced,
     patched,
     hooked,
     with_other_norm,

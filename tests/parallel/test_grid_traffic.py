@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 from torch import nn
 
 from unisono.parallel import TransformerModel
-from unisono.parallel.divisible import MicrobatchPart, exchanging
+from unisono.parallel.divisible.interfaces import MicrobatchPart, exchanging
 from unisono.parallel.layers import FeatureNorm, FeedForward, SelfAttention
 from unisono.parallel.layers.tensor_2d import Tensor2D
 from unisono.parallel.layers.tensor_3d import Tensor3D

@@ -13,8 +13,9 @@ from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, SequenceParallel
 
 from torch_backend.planned_models import FusedDecoder, GroupedDecoder
-from unisono.parallel import Layout, ModelPlan, plan
+from unisono.parallel import Layout, ModelPlan, Precision, plan
 from unisono.parallel.layers import TransformerModel
+from unisono.parallel.run.planned_division import planned_precision
 from unisono.planner import Transformer
 
 pytestmark = pytest.mark.torch
@@ -288,3 +289,27 @@ def test_copies_of_heads_need_one_number_of_ranks() -> None:
     })  # fmt: skip
     with pytest.raises(ValueError, match="gives 2 and 4 ranks the same heads"):
         plan(model, Layout(tp=4))
+
+
+def test_plans_count_the_bytes_of_a_precision() -> None:
+    model = GroupedDecoder(tied=False)
+    wide, narrow = (
+        plan(model, TP2, precision=each) for each in (None, Precision(parameters=torch.bfloat16))
+    )
+    assert str(narrow).splitlines()[0] == "GroupedDecoder with tp2, weights in bfloat16"
+    item = torch.get_default_dtype().itemsize
+    for rows in zip(str(wide).splitlines()[2:], str(narrow).splitlines()[2:], strict=True):
+        numbers = [[int(each.replace(",", "")) for each in row.split()[-2:]] for row in rows]
+        assert [2 * each for each in numbers[0]] == [item * each for each in numbers[1]]
+    assert narrow.replace({}).precision == narrow.precision
+    with pytest.raises(ValueError, match=r"precision: expected Precision\(\.\.\.\), .* got 'bf16'"):
+        plan(model, TP2, precision="bf16")
+
+
+def test_a_run_has_the_precision_of_its_plan() -> None:
+    made = Precision(parameters=torch.bfloat16)
+    found = plan(GroupedDecoder(), TP2, precision=made)
+    assert planned_precision(found, None) == planned_precision(found, made) == made
+    assert planned_precision(plan(GroupedDecoder(), TP2), made) == made
+    with pytest.raises(ValueError, match="precision: expected that of the plan"):
+        planned_precision(found, Precision(computation=torch.bfloat16))

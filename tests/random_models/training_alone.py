@@ -15,7 +15,7 @@ from random_models.losses import make_loss
 from random_models.models import make_model
 from random_models.optimizers import OPTIMIZERS
 from random_models.outcome import Outcome
-from unisono.parallel.divisible import Balanced
+from unisono.parallel.divisible.interfaces import Balanced
 from unisono.parallel.layers import BatchPlace, LayoutDropout
 
 _ROUNDING = 2.0**-8

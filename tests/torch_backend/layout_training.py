@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from torch_backend.traced_models import TracedDecoder
 from unisono.parallel import Layout
-from unisono.parallel.divisible import Balanced
+from unisono.parallel.divisible.interfaces import Balanced
 from unisono.parallel.layers import BatchPlace, CrossEntropy, LayoutDropout, TransformerModel
 from unisono.parallel.run import ParallelRun, parallelize
 from unisono.parallel.run.parameter_sets import HeldParameter

@@ -13,7 +13,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from torch_backend.layout_training import rank_block, small_shape, token_batches
 from unisono.parallel import CrossEntropy, Layout, Precision, TransformerModel, parallelize
-from unisono.parallel.divisible import Balanced
+from unisono.parallel.divisible.interfaces import Balanced
 
 UNIT = 2**-8
 LOSS_BOUND, GRADIENT_BOUND, CLIP = 2 * UNIT, 8 * UNIT, 0.1

@@ -15,7 +15,7 @@ from cases_in_turn import turn
 from torch_backend.layout_training import expert_shape, rank_block, small_shape, token_batches
 from torch_backend.traced_models import TracedDecoder
 from unisono.parallel import CrossEntropy, Layout, TransformerModel, parallelize
-from unisono.parallel.divisible import Balanced
+from unisono.parallel.divisible.interfaces import Balanced
 
 pytestmark = pytest.mark.torch
 RANKS = 4

@@ -12,9 +12,10 @@ layout.
 
 `parallelize` divides a model by a layout and returns its `ParallelRun`; with `model_loss`, it
 trains by the loss that the model computes itself, and with `Precision`, in types of 16 bits.
-`TransformerModel` with `CrossEntropy` is a model that every strategy can divide. `DLRM` is a
-recommendation model whose embedding tables are divided over the ranks; `place_tables` chooses the
-ranks of each table.
+`WeightAverage` averages the weights of a run over its steps. `divisible` has what a program needs
+to make its own modules divisible. `TransformerModel` with `CrossEntropy` is a model that every
+strategy can divide. `DLRM` is a recommendation model whose embedding tables are divided over the
+ranks; `place_tables` chooses the ranks of each table.
 """
 
 from typing import TYPE_CHECKING
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from unisono.parallel.run import (
         ParallelRun,
         RunReport,
+        WeightAverage,
         model_loss,
         parallelize,
         pipeline_schedule,
@@ -96,6 +98,7 @@ __getattr__ = lazy_names(
         "unisono.parallel.run": [
             "ParallelRun",
             "RunReport",
+            "WeightAverage",
             "model_loss",
             "parallelize",
             "pipeline_schedule",
@@ -141,6 +144,7 @@ __all__ = [
     "TopK",
     "TrainingMesh",
     "TransformerModel",
+    "WeightAverage",
     "data_parallel",
     "dlrm_shape",
     "draw_weights",

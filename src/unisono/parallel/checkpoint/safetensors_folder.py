@@ -58,8 +58,8 @@ def export_blocks(
     """Writes blocks as files of safetensors, with whole tensors, and their index. Collective.
 
     No rank holds all tensors. Several ranks may pass the same block. `write_others` writes further
-    files into the folder that it receives, on the group's first rank. Weights that the folder had
-    before are replaced when the new ones are complete.
+    files into the folder that it receives, on the group's first rank, or renames files. Weights
+    that the folder had before are replaced when the new ones are complete.
 
     Raises `ValueError` on all ranks unless all see the same folder and can write.
     """
@@ -173,9 +173,10 @@ def _move(path: Path, folder: Path) -> None:
     """Puts the files of an export into its folder, in place of those of an earlier one."""
     shutil.rmtree(path / "sharded", ignore_errors=True)
     fresh = sorted(path.iterdir(), key=lambda each: each.name == _INDEX)  # the index last
-    (folder / _INDEX).unlink(missing_ok=True)
-    for old in folder.glob(f"model-*{_SUFFIX}"):
-        old.unlink()
+    if path / _INDEX in fresh:
+        (folder / _INDEX).unlink(missing_ok=True)
+        for old in folder.glob(f"model-*{_SUFFIX}"):
+            old.unlink()
     for each in fresh:
         each.replace(folder / each.name)
     path.rmdir()

@@ -15,7 +15,7 @@ from unisono.parallel.context.gathered_attention import (
     whole_attention,
 )
 from unisono.parallel.context.ring_attention import ring_attention
-from unisono.parallel.divisible import MicrobatchPart
+from unisono.parallel.divisible.interfaces import MicrobatchPart
 from unisono.planner import nearest_divisor
 
 CONTEXT_KINDS = ("ring", "ulysses", "allgather")

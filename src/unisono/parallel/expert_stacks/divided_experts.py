@@ -9,14 +9,13 @@ from typing import Any
 
 import torch
 
-from unisono.parallel.data_parallelism.parameter_block import mark
-from unisono.parallel.divisible import MicrobatchPart, attach
+from unisono.parallel.divisible.interfaces import MicrobatchPart, attach
+from unisono.parallel.divisible.parameter_block import cut, sum_over_tp
 from unisono.parallel.expert_stacks.call_forms import CallForm, Choices
 from unisono.parallel.expert_stacks.expert_stack import ExpertStack
 from unisono.parallel.layers import (
     ExpertExchange,
     gather_copies,
-    keep_own_experts,
     keep_part,
 )
 from unisono.parallel.training_mesh import TrainingMesh
@@ -37,10 +36,11 @@ class DividedExperts:
     def __init__(self, stack: ExpertStack, mesh: TrainingMesh) -> None:
         self._stack, self._mesh = stack, mesh
         self.module = module = stack.module
-        keep_own_experts(module, stack.parameters, mesh)
+        for name in stack.parameters:
+            cut(module, name, mesh, dim=0, axis="ep")
         for name, parameter in module.named_parameters():
             if name not in stack.parameters:  # its gradient is that of the rows on this rank
-                mark(parameter, summed_over="stage")
+                sum_over_tp(parameter)
         module.forward = self._forward
         attach(module, self)
         self.restart()

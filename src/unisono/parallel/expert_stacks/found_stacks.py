@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import nn
 
-from unisono.parallel.divisible import Divisible
+from unisono.parallel.divisible.interfaces import Divisible
 from unisono.parallel.expert_stacks.expert_stack import (
     ExpertStack,
     attributes_that_count,

@@ -4,6 +4,14 @@
 layers in any `nn.Sequential`.
 """
 
+from unisono.parallel.divisible.exchanges import (
+    copy_to_all,
+    exchange_of,
+    gather_copies,
+    keep_part,
+    sum_of_all,
+    sum_to_parts,
+)
 from unisono.parallel.layers.attention import SelfAttention
 from unisono.parallel.layers.cross_entropy import IGNORED, CrossEntropy
 from unisono.parallel.layers.expert_exchange import ExpertExchange, move_rows
@@ -15,19 +23,11 @@ from unisono.parallel.layers.linear_pair import (
     pair_linears,
     undivided_linear,
 )
-from unisono.parallel.layers.mixture_of_experts import Experts, MixtureOfExperts, keep_own_experts
+from unisono.parallel.layers.mixture_of_experts import Experts, MixtureOfExperts
 from unisono.parallel.layers.per_position import (
     has_forward_of,
     is_elementwise,
     is_per_position,
-)
-from unisono.parallel.layers.tensor_exchanges import (
-    copy_to_all,
-    exchange_of,
-    gather_copies,
-    keep_part,
-    sum_of_all,
-    sum_to_parts,
 )
 from unisono.parallel.layers.tensor_size import TensorSize, size_on_rank
 from unisono.parallel.layers.transformer_model import (
@@ -62,7 +62,6 @@ __all__ = [
     "has_forward_of",
     "is_elementwise",
     "is_per_position",
-    "keep_own_experts",
     "keep_part",
     "move_rows",
     "pair_linears",

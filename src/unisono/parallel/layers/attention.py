@@ -8,8 +8,10 @@ import torch
 from torch import nn
 
 from unisono.parallel.context import ContextAttention
-from unisono.parallel.data_parallelism.parameter_block import cut
-from unisono.parallel.divisible import MicrobatchPart
+from unisono.parallel.divisible.interfaces import ALL_ACTIVATIONS, MicrobatchPart
+from unisono.parallel.divisible.parameter_block import cut
+from unisono.parallel.divisible.rank_positions import own_positions
+from unisono.parallel.layers.rotary import rotated
 from unisono.parallel.layers.tensor_parallel import tensor_parallel
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import Layout, Transformer, nearest_divisor, require_heads
@@ -21,11 +23,28 @@ class SelfAttention(nn.Module):
     Input and output have the shape (batch, sequence, hidden).
     """
 
+    serves = ALL_ACTIVATIONS
+
     def __init__(
-        self, shape: Transformer, *, is_causal: bool = True, context: str = "ring"
+        self,
+        shape: Transformer,
+        *,
+        is_causal: bool = True,
+        context: str = "ring",
+        rotary_base: float | None = None,
     ) -> None:
-        """`context`: kind of the exchange of keys and values on `cp`; see `ContextAttention`."""
+        """`context`: kind of the exchange of keys and values on `cp`; see `ContextAttention`.
+        `rotary_base`: base of the angles of rotary positions; None: queries and keys do not turn.
+
+        Raises `ValueError` for rotary positions of heads that have no pairs of features.
+        """
         super().__init__()
+        if rotary_base is not None and shape.head_dim % 2:
+            raise ValueError(
+                f"rotary_base: expected an even head_dim, got {shape.head_dim}; "
+                f"{shape.head_dim + 1} works"
+            )
+        self.rotary_base = rotary_base
         self.head_dim, self.is_causal, self.context = shape.head_dim, is_causal, context
         self.heads, self.kv_heads = shape.heads, shape.kv_heads
         wide, narrow = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
@@ -38,6 +57,7 @@ class SelfAttention(nn.Module):
         self._attend = ContextAttention(context, None)
         self._sample_parts = 1
         """Number of parts into which tensor parallelism splits the samples."""
+        self._mesh: TrainingMesh | None = None
 
     def divide(self, mesh: TrainingMesh) -> None:
         """Keeps this rank's heads.
@@ -46,7 +66,7 @@ class SelfAttention(nn.Module):
         keep the same head, and sum its gradient. Raises `ValueError` if the ranks cannot divide the
         heads.
         """
-        self._tensor = tensor_parallel(mesh)
+        self._mesh, self._tensor = mesh, tensor_parallel(mesh)
         if mesh.layout.tensor == "1d":
             require_heads(self.heads, self.kv_heads, self._tensor.parts)
         else:
@@ -57,7 +77,8 @@ class SelfAttention(nn.Module):
             if copies == 1:
                 self._tensor.divide_first(linear)
             else:
-                self._keep_head(linear, mesh.coordinates["tp"] // copies)
+                for name in ("weight", "bias"):
+                    cut(linear, name, mesh, dim=0, axis="tp_row", copies="column_tokens")
         self._tensor.divide_last(self.output)
         self._attend = ContextAttention(self.context, mesh.group("cp"))
         self._sample_parts = mesh.layout.tp // self._tensor.parts
@@ -65,19 +86,6 @@ class SelfAttention(nn.Module):
     def head_copies(self, layout: Layout) -> int:
         """Returns the number of ranks of `tp` that hold the same head of keys and values."""
         return max(layout.tp // self.kv_heads, 1) if layout.tensor == "1d" else 1
-
-    def _keep_head(self, linear: nn.Linear, head: int) -> None:
-        group = "column_tokens"
-        for name in ("weight", "bias"):
-            cut(
-                linear,
-                name,
-                dim=0,
-                part=head,
-                parts=self.kv_heads,
-                summed_over=group,
-                held_by=group,
-            )
 
     def _require_side(self, side: int) -> None:
         for name, heads in (("heads", self.heads), ("kv_heads", self.kv_heads)):
@@ -95,6 +103,9 @@ class SelfAttention(nn.Module):
             torch.unflatten(y, -1, (-1, self.head_dim)).transpose(1, 2)
             for y in self._tensor.first(x, self._firsts())
         )
+        if self.rotary_base is not None:
+            positions = self._positions(query.shape[2])
+            query, key = rotated((query, key), positions, base=self.rotary_base)
         mixed = self._attend(query, key, value, is_causal=self.is_causal)
         return self._tensor.last(mixed.transpose(1, 2).flatten(2), self.output)
 
@@ -112,3 +123,9 @@ class SelfAttention(nn.Module):
                 part=each,
             )
         return {"tp": on_tp, "cp": on_cp}
+
+    def _positions(self, count: int) -> torch.Tensor:
+        """Returns the positions of this rank's queries in the whole sequence."""
+        if self._mesh is None:
+            return torch.arange(count)
+        return own_positions(self._mesh, length=count * self._mesh.layout.cp)

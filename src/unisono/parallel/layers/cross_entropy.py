@@ -9,7 +9,7 @@ from torch import distributed as dist
 from torch import nn
 from torch.nn import functional
 
-from unisono.parallel.layers.tensor_exchanges import Group
+from unisono.parallel.divisible.exchanges import Group
 from unisono.parallel.rank_grid import GROUPS
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import part_of

@@ -13,8 +13,8 @@ import torch
 from torch.nn import functional
 
 from unisono.parallel.context import in_natural_order
-from unisono.parallel.layers.own_positions import own_positions
-from unisono.parallel.layers.tensor_exchanges import gather_copies
+from unisono.parallel.divisible.exchanges import gather_copies
+from unisono.parallel.divisible.rank_positions import own_positions
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.torch_backend import all_gather_single
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-from unisono.parallel.layers.tensor_exchanges import Group
+from unisono.parallel.divisible.exchanges import Group
 
 
 class ExpertExchange:

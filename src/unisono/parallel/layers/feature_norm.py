@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from unisono.parallel.divisible import MicrobatchPart
-from unisono.parallel.layers.tensor_exchanges import Group, copy_to_all, sum_of_all
+from unisono.parallel.divisible.exchanges import Group, copy_to_all, sum_of_all
+from unisono.parallel.divisible.interfaces import ALL_ACTIVATIONS, MicrobatchPart
 from unisono.parallel.layers.tensor_parallel import tensor_parallel
 from unisono.parallel.training_mesh import TrainingMesh
 
@@ -26,8 +26,12 @@ class FeatureNorm(nn.Module):
     True
     """
 
-    def __init__(self, width: int, *, is_centred: bool) -> None:
+    serves = ALL_ACTIVATIONS
+
+    def __init__(self, width: int, *, is_centred: bool, epsilon: float | None = None) -> None:
+        """`epsilon`: added to the mean of squares; None: that of torch's norm by default."""
         super().__init__()
+        self._own_epsilon = epsilon
         self.weight = nn.Parameter(torch.ones(width))
         self.bias = nn.Parameter(torch.zeros(width)) if is_centred else None
         self._width, self.is_centred = width, is_centred
@@ -47,7 +51,7 @@ class FeatureNorm(nn.Module):
             return self._of_parts(x)
         if self.is_centred:
             shape = (self._width,)
-            return functional.layer_norm(x, shape, self.weight, self.bias, _LAYER_NORM_EPSILON)
+            return functional.layer_norm(x, shape, self.weight, self.bias, self._epsilon(x))
         return functional.rms_norm(x, (self._width,), self.weight, self._epsilon(x))
 
     def _of_parts(self, x: torch.Tensor) -> torch.Tensor:
@@ -60,6 +64,8 @@ class FeatureNorm(nn.Module):
 
     def _epsilon(self, x: torch.Tensor) -> float:
         """Returns the epsilon: that of bfloat16 would be larger than the squares of activations."""
+        if self._own_epsilon is not None:
+            return self._own_epsilon
         if self.is_centred:
             return _LAYER_NORM_EPSILON
         return torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps

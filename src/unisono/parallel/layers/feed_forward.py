@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from unisono.parallel.divisible import MicrobatchPart
+from unisono.parallel.divisible.interfaces import ALL_ACTIVATIONS, MicrobatchPart
 from unisono.parallel.layers.tensor_parallel import tensor_parallel
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import Transformer
@@ -19,6 +19,8 @@ class FeedForward(nn.Module):
 
     Input and output have the shape (batch, sequence, hidden).
     """
+
+    serves = ALL_ACTIVATIONS
 
     def __init__(self, shape: Transformer) -> None:
         super().__init__()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from unisono.parallel.data_parallelism.parameter_block import cut
+from unisono.parallel.divisible.parameter_block import cut
 from unisono.parallel.training_mesh import TrainingMesh
 
 ROW, COLUMN, DEPTH = "tp_row", "tp_column", "tp_depth"
@@ -26,8 +26,7 @@ def cut_on_grid(
     tokens.
     """
     for dim, axis in cuts:
-        part, parts = mesh.coordinates[axis], mesh.grid.sizes[axis]
-        cut(module, name, dim=dim, part=part, parts=parts, summed_over=copies, held_by=copies)
+        cut(module, name, mesh, dim=dim, axis=axis, copies=copies)
 
 
 def cut_between_layers(module: nn.Module, name: str, mesh: TrainingMesh) -> None:

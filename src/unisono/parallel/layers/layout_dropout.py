@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from unisono.parallel.counter_random import CounterRandom
+from unisono.parallel.divisible.interfaces import ALL_ACTIVATIONS
+from unisono.parallel.divisible.rank_positions import own_positions
 from unisono.parallel.layers.grid_cuts import COLUMN, DEPTH, ROW
-from unisono.parallel.layers.own_positions import own_positions
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import part_of
 
@@ -47,6 +48,8 @@ class LayoutDropout(nn.Module):
     >>> torch.equal(dropout(x)[2:], half)
     True
     """
+
+    serves = ALL_ACTIVATIONS
 
     def __init__(self, drop: float, *, seed: int, site: str, width: int | None = None) -> None:
         """`site`: name of this dropout in the model. Raises `ValueError` for a wrong `drop`.

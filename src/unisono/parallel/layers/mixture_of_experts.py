@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from unisono.parallel.data_parallelism.parameter_block import cut, mark
-from unisono.parallel.divisible import MicrobatchPart
+from unisono.parallel.divisible.exchanges import gather_copies, keep_part
+from unisono.parallel.divisible.interfaces import ALL_ACTIVATIONS, MicrobatchPart
+from unisono.parallel.divisible.parameter_block import cut, sum_over_tp
 from unisono.parallel.layers.balance_loss import add_gradient, balance_loss
 from unisono.parallel.layers.expert_capacity import capacity_of, within_capacity
 from unisono.parallel.layers.expert_exchange import ExpertExchange
 from unisono.parallel.layers.feed_forward import activate
 from unisono.parallel.layers.tensor_1d import SEQUENCE
-from unisono.parallel.layers.tensor_exchanges import gather_copies, keep_part
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import Transformer, nearest_divisor
 
@@ -33,6 +33,8 @@ class MixtureOfExperts(nn.Module):
     Each rank routes different tokens: inside the module, the ranks of `tp` divide the positions,
     also without sequence parallelism.
     """
+
+    serves = ALL_ACTIVATIONS
 
     def __init__(
         self,
@@ -79,7 +81,7 @@ class MixtureOfExperts(nn.Module):
             )
         self._mesh = mesh
         for parameter in self.parameters():
-            mark(parameter, summed_over="stage")
+            sum_over_tp(parameter)
         # With one rank on `ep`, experts are like other parameters.
         if parts > 1:
             self.routed.keep_own(mesh)
@@ -206,20 +208,6 @@ class Router(nn.Linear):
         return functional.linear(x.to(wide), self.weight.to(wide))
 
 
-def keep_own_experts(module: nn.Module, names: Iterable[str], mesh: TrainingMesh) -> None:
-    """Cuts parameters with one entry for each expert, and keeps the entries of this rank."""
-    for name in names:
-        cut(
-            module,
-            name,
-            dim=0,
-            part=mesh.coordinates["ep"],
-            parts=mesh.layout.ep,
-            summed_over="expert_tokens",
-            held_by="expert_tokens",
-        )
-
-
 class Experts(nn.Module):
     """Several feed-forward networks of equal shape, without biases."""
 
@@ -232,7 +220,8 @@ class Experts(nn.Module):
 
     def keep_own(self, mesh: TrainingMesh) -> None:
         """Keeps this rank's experts."""
-        keep_own_experts(self, ("up", "gate", "down"), mesh)
+        for name in ("up", "gate", "down"):
+            cut(self, name, mesh, dim=0, axis="ep")
 
     def forward(self, rows: torch.Tensor, counts: list[int]) -> torch.Tensor:
         """Applies expert 0 to the first `counts[0]` rows, expert 1 to the next `counts[1]`, and so

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
+from unisono.parallel.divisible.exchanges import Group
 from unisono.parallel.layers.autocast_inputs import autocast_input
-from unisono.parallel.layers.tensor_exchanges import Group
 from unisono.planner import part_of
 
 

@@ -11,15 +11,15 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from unisono.parallel.data_parallelism.parameter_block import cut, mark
-from unisono.parallel.divisible import MicrobatchPart
-from unisono.parallel.layers.tensor_exchanges import (
+from unisono.parallel.divisible.exchanges import (
     Group,
     copy_to_all,
     gather_parts,
     sum_of_all,
     sum_to_parts,
 )
+from unisono.parallel.divisible.interfaces import MicrobatchPart
+from unisono.parallel.divisible.parameter_block import cut, sum_over_tp
 from unisono.parallel.training_mesh import TrainingMesh
 
 SEQUENCE = 1
@@ -64,11 +64,11 @@ class Tensor1D:
         """
         parameter: nn.Parameter | None = getattr(module, name)
         if parameter is not None and self.is_sequence_divided:
-            mark(parameter, summed_over="stage")
+            sum_over_tp(parameter)
 
     def _cut(self, module: nn.Module, name: str, *, dim: int) -> None:
-        if self._mesh is not None and self.group is not None:
-            cut(module, name, dim=dim, part=self._mesh.coordinates["tp"], parts=self.parts)
+        if self._mesh is not None:
+            cut(module, name, self._mesh, dim=dim)
 
     def first(self, x: torch.Tensor, linears: Sequence[nn.Linear]) -> list[torch.Tensor]:
         x = self.enter(x)

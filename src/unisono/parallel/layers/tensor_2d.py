@@ -15,7 +15,8 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from unisono.parallel.divisible import MicrobatchPart
+from unisono.parallel.divisible.exchanges import sum_to_parts, swap_blocks
+from unisono.parallel.divisible.interfaces import MicrobatchPart
 from unisono.parallel.layers.grid_cuts import (
     COLUMN,
     DEPTH,
@@ -26,7 +27,6 @@ from unisono.parallel.layers.grid_cuts import (
 from unisono.parallel.layers.grid_traffic import PlaneTraffic
 from unisono.parallel.layers.summa import summa
 from unisono.parallel.layers.tensor_1d import own_rows
-from unisono.parallel.layers.tensor_exchanges import sum_to_parts, swap_blocks
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import part_of
 

@@ -17,7 +17,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from unisono.parallel.divisible import MicrobatchPart
+from unisono.parallel.divisible.exchanges import gather_parts, sum_to_parts
+from unisono.parallel.divisible.interfaces import MicrobatchPart
 from unisono.parallel.layers.grid_cuts import (
     COLUMN,
     DEPTH,
@@ -27,7 +28,6 @@ from unisono.parallel.layers.grid_cuts import (
 )
 from unisono.parallel.layers.grid_traffic import CubeTraffic
 from unisono.parallel.layers.tensor_1d import own_rows
-from unisono.parallel.layers.tensor_exchanges import gather_parts, sum_to_parts
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import part_of
 

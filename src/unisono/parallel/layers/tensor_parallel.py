@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from unisono.parallel.divisible import MicrobatchPart
+from unisono.parallel.divisible.interfaces import MicrobatchPart
 from unisono.parallel.layers.tensor_1d import Tensor1D
 from unisono.parallel.layers.tensor_2d import Tensor2D
 from unisono.parallel.layers.tensor_3d import Tensor3D

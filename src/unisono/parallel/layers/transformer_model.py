@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
@@ -10,15 +11,15 @@ from torch import nn
 from torch.nn import functional
 
 from unisono.parallel.counter_random import CounterRandom
-from unisono.parallel.data_parallelism.parameter_block import block_of
-from unisono.parallel.divisible import MicrobatchPart
+from unisono.parallel.divisible.exchanges import gather_copies
+from unisono.parallel.divisible.interfaces import ALL_ACTIVATIONS, MicrobatchPart
+from unisono.parallel.divisible.parameter_block import block_of
+from unisono.parallel.divisible.rank_positions import own_positions
 from unisono.parallel.layers.attention import SelfAttention
 from unisono.parallel.layers.feature_norm import FeatureNorm
 from unisono.parallel.layers.feed_forward import FeedForward
 from unisono.parallel.layers.layout_dropout import LayoutDropout
 from unisono.parallel.layers.mixture_of_experts import MixtureOfExperts
-from unisono.parallel.layers.own_positions import own_positions
-from unisono.parallel.layers.tensor_exchanges import gather_copies
 from unisono.parallel.layers.tensor_parallel import tensor_parallel
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import Transformer
@@ -33,6 +34,8 @@ class TokenEmbedding(nn.Module):
     Tensor parallelism divides the vocabulary, and some kinds also divide the width; parts may be
     uneven.
     """
+
+    serves = ALL_ACTIVATIONS
 
     def __init__(self, shape: Transformer, *, dropout: LayoutDropout) -> None:
         """`dropout` applies to the sum of both vectors."""
@@ -93,12 +96,14 @@ class DecoderLayer(nn.Module):
         attention: SelfAttention,
         network: nn.Module,
         dropouts: tuple[LayoutDropout, LayoutDropout],
+        norm_epsilon: float | None = None,
     ) -> None:
-        """`dropouts` apply to the results of attention and network, in this order."""
+        """`dropouts` apply to the results of attention and network, in this order.
+        `norm_epsilon`: that of the norms; None: that of torch's norms by default."""
         super().__init__()
-        self.attention_norm = _norm(shape)
+        self.attention_norm = _norm(shape, norm_epsilon)
         self.attention = attention
-        self.network_norm = _norm(shape)
+        self.network_norm = _norm(shape, norm_epsilon)
         self.network = network
         self.attention_dropout, self.network_dropout = dropouts
 
@@ -115,11 +120,19 @@ class LogitHead(nn.Module):
     `CrossEntropy` expects; otherwise each rank gathers all logits.
     """
 
-    def __init__(self, shape: Transformer, weight: nn.Parameter | None = None) -> None:
+    serves = ALL_ACTIVATIONS
+
+    def __init__(
+        self,
+        shape: Transformer,
+        weight: nn.Parameter | None = None,
+        *,
+        norm_epsilon: float | None = None,
+    ) -> None:
         """`weight`: the matrix of the embedding, for a projection that uses the same matrix; or
-        None."""
+        None. `norm_epsilon`: see `DecoderLayer`."""
         super().__init__()
-        self.norm = _norm(shape)
+        self.norm = _norm(shape, norm_epsilon)
         self.vocab = shape.vocab
         self.projection = nn.Linear(shape.hidden, shape.vocab, bias=False)
         if weight is not None:
@@ -163,7 +176,7 @@ class TransformerModel(nn.Sequential):
     Tokens have the shape (batch, sequence), logits (batch, sequence, vocab). The children are
     "embedding", "layer0", "layer1", ..., "head"; a pipeline cuts the model between children. Latent
     attention (`kv_rank`), windows, MTP layers, and other biases and norms (`layer_vectors`) are not
-    implemented.
+    implemented. A Llama is a gated shape with `rotary_base` and `norm_epsilon`.
 
     >>> shape = Transformer(layers=2, hidden=16, heads=2, vocab=11, positions=8)
     >>> model = TransformerModel(shape, seed=0)
@@ -182,16 +195,21 @@ class TransformerModel(nn.Sequential):
         context: str = "ring",
         dropout: float = 0.0,
         capacity_factor: float | None = None,
+        rotary_base: float | None = None,
+        norm_epsilon: float | None = None,
     ) -> None:
         """`seed` determines the weights and the dropout masks, which do not depend on the layout.
 
         `context`: kind of the exchange of keys and values on `cp`: "ring", "ulysses" or
         "allgather". `dropout`: probability of dropout after the embedding, attention and
         feed-forward networks. `capacity_factor`: an expert takes at most this multiple of the mean
-        number of tokens of a sequence; None: all tokens. Raises `ValueError` for latent attention,
+        number of tokens of a sequence; None: all tokens. `rotary_base`: base of the angles of
+        rotary positions, such as 10000.0; None: no rotary positions. `norm_epsilon`: that of all
+        norms; None: that of torch's norms by default. Raises `ValueError` for latent attention,
         stated biases and norms, and wrong numbers.
         """
         _require_built(shape)
+        _require_numbers(shape, rotary_base, norm_epsilon)
 
         def drop(site: str) -> LayoutDropout:
             return LayoutDropout(dropout, seed=seed, site=f"dropout/{site}", width=shape.hidden)
@@ -200,16 +218,20 @@ class TransformerModel(nn.Sequential):
             has_experts = shape.experts > 0 and index >= shape.dense_layers
             return DecoderLayer(
                 shape,
-                attention=SelfAttention(shape, is_causal=is_causal, context=context),
+                attention=SelfAttention(
+                    shape, is_causal=is_causal, context=context, rotary_base=rotary_base
+                ),
                 network=MixtureOfExperts(shape, capacity_factor=capacity_factor)
                 if has_experts
                 else FeedForward(shape),
                 dropouts=(drop(f"layer{index}/attention"), drop(f"layer{index}/network")),
+                norm_epsilon=norm_epsilon,
             )
 
         embedding = TokenEmbedding(shape, dropout=drop("embedding"))
         layers = [(f"layer{index}", layer(index)) for index in range(shape.layers)]
-        head = LogitHead(shape, embedding.weight if shape.tied else None)
+        weight = embedding.weight if shape.tied else None
+        head = LogitHead(shape, weight, norm_epsilon=norm_epsilon)
         super().__init__(OrderedDict([("embedding", embedding), *layers, ("head", head)]))
         self.shape, self._seed = shape, seed
         self.init_weights()
@@ -239,6 +261,19 @@ def _require_built(shape: Transformer) -> None:
             )
 
 
+def _require_numbers(
+    shape: Transformer, rotary_base: float | None, norm_epsilon: float | None
+) -> None:
+    for name, value in (("rotary_base", rotary_base), ("norm_epsilon", norm_epsilon)):
+        if value is not None and not 0 < value < math.inf:
+            raise ValueError(f"{name}: expected a number above 0, got {value}")
+    if rotary_base is not None and shape.positions:
+        raise ValueError(
+            f"rotary_base: expected a shape without learned positions, got {shape.positions}; "
+            "positions = 0 works"
+        )
+
+
 @torch.no_grad()
 def draw_weights(model: nn.Module, seed: int) -> None:
     """Draws all parameters from their names and the seed alone.
@@ -258,5 +293,5 @@ def draw_weights(model: nn.Module, seed: int) -> None:
         parameter.copy_(values)
 
 
-def _norm(shape: Transformer) -> nn.Module:
-    return FeatureNorm(shape.hidden, is_centred=not shape.gated)
+def _norm(shape: Transformer, epsilon: float | None) -> nn.Module:
+    return FeatureNorm(shape.hidden, is_centred=not shape.gated, epsilon=epsilon)

@@ -3,7 +3,7 @@
 from unisono.parallel.precision.computed_weights import ComputedWeights, traced_weights
 from unisono.parallel.precision.loss_scaler import LossScaler
 from unisono.parallel.precision.precise_modules import cast_inputs, convert_parameters
-from unisono.parallel.precision.precision import Precision
+from unisono.parallel.precision.precision import Precision, required_precision
 
 __all__ = [
     "ComputedWeights",
@@ -11,5 +11,6 @@ __all__ = [
     "Precision",
     "cast_inputs",
     "convert_parameters",
+    "required_precision",
     "traced_weights",
 ]

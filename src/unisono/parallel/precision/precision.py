@@ -102,6 +102,19 @@ class Precision:
         return torch.promote_types(kept, torch.float32) if self.is_narrow else kept
 
 
+def required_precision(given: object) -> Precision:
+    """Returns a precision that a program has given; the default one for None.
+
+    Raises `ValueError` for other values.
+    """
+    if given is not None and not isinstance(given, Precision):
+        raise ValueError(
+            "precision: expected Precision(...), such as Precision(computation=torch.bfloat16), got"
+            f" {given!r}"
+        )
+    return given or Precision()
+
+
 def _refusal(name: str, given: object) -> str:
     expected = "expected torch.float64, float32, bfloat16 or float16"
     if isinstance(given, torch.dtype) and given.is_floating_point and given.itemsize == 1:

@@ -15,7 +15,7 @@ from itertools import pairwise
 import torch
 from torch import nn
 
-from unisono.parallel.divisible import MicrobatchPart
+from unisono.parallel.divisible.interfaces import MicrobatchPart
 from unisono.parallel.layers import draw_weights
 from unisono.parallel.recommendation.embedding_tables import EmbeddingTables
 from unisono.planner import Dlrm, TablePlacement

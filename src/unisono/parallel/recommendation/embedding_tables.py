@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from unisono.parallel.data_parallelism.parameter_block import keep
-from unisono.parallel.divisible import MicrobatchPart
+from unisono.parallel.divisible.interfaces import MicrobatchPart
+from unisono.parallel.divisible.parameter_block import keep
 from unisono.parallel.recommendation.bag_exchange import NO_ID, Bags, sum_bags
 from unisono.parallel.recommendation.divided_lookup import DividedLookup, piece_bags
 from unisono.parallel.training_mesh import TrainingMesh
@@ -77,8 +77,7 @@ class EmbeddingTables(nn.Module):
                     str(number),
                     start=piece.start if piece else (0, 0),
                     sizes=piece.sizes if piece else (0, self.width),
-                    summed_over="own",  # a piece's rank computes the whole gradient
-                    held_by="own",
+                    copies="own",  # a piece's rank computes the whole gradient
                 )
 
     def forward(self, places: torch.Tensor) -> torch.Tensor:

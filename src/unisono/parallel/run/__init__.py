@@ -5,11 +5,13 @@ from unisono.parallel.run.own_loss import model_loss
 from unisono.parallel.run.parallel_run import ParallelRun
 from unisono.parallel.run.run_report import PredictedFigures, RunReport
 from unisono.parallel.run.torch_schedules import pipeline_schedule
+from unisono.parallel.run.weight_average import WeightAverage
 
 __all__ = [
     "ParallelRun",
     "PredictedFigures",
     "RunReport",
+    "WeightAverage",
     "model_loss",
     "parallelize",
     "pipeline_schedule",

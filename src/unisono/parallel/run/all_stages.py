@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from unisono.parallel.divisible import Balanced, Divisible
+from unisono.parallel.divisible.interfaces import Balanced, Divisible
 from unisono.parallel.layers import LayoutDropout
 from unisono.parallel.meta_weights import meta_names
 from unisono.parallel.precision import Precision

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from unisono.parallel.context import zigzag_part
-from unisono.parallel.divisible import MicrobatchPart
+from unisono.parallel.divisible.interfaces import MicrobatchPart
 from unisono.parallel.positions import sequence_length
 from unisono.parallel.run.batch_tree import BatchTree
 from unisono.parallel.training_mesh import TrainingMesh

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
-from unisono.parallel.data_parallelism.parameter_block import mark
-from unisono.parallel.divisible import Divisible, has_divisible
+from unisono.parallel.divisible.interfaces import Divisible, has_divisible
+from unisono.parallel.divisible.parameter_block import sum_over_tp
 from unisono.parallel.layers import (
     DecoderLayer,
     Experts,
@@ -35,13 +36,15 @@ Step = tuple[str, nn.Module]
 
 _OWN = (FeedForward, LogitHead, MixtureOfExperts, SelfAttention, TokenEmbedding)
 _OF_OWNER = (nn.Linear, Experts)  # parts of these modules, which divide them
-_DECLARED = "is_per_position"
+_DECLARED, _SERVES = "is_per_position", "serves"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Place:
     """The kind of division of activations."""
 
+    kind: str
+    """One of `ALL_ACTIVATIONS`."""
     divided: str
     """Words about what is divided, and by what."""
     cure: str
@@ -55,6 +58,7 @@ def check_activations(model: nn.Module, layout: Layout) -> None:
     """
     if layout.cp > 1 and has_divisible(model):
         place = _Place(
+            kind="cp",
             divided=f"cp = {layout.cp} divides positions over the ranks",
             cure=f"dp = {layout.dp * layout.cp} without cp works",
         )
@@ -66,7 +70,11 @@ def check_activations(model: nn.Module, layout: Layout) -> None:
         _check_between_layers(steps(model), place)
         _check_hooks(model.named_modules(), place)
     if layout.tp > 1:
-        place = _Place(divided="tp divides positions inside of experts", cure="tp = 1 works")
+        place = _Place(
+            kind="sequence_parallel",
+            divided="tp divides positions inside of experts",
+            cure="tp = 1 works",
+        )
         for name, module in model.named_modules():
             if isinstance(module, MixtureOfExperts):
                 inside = ((_join(name, key), each) for key, each in module.named_modules() if key)
@@ -75,10 +83,10 @@ def check_activations(model: nn.Module, layout: Layout) -> None:
 
 def modules_of_positions(model: nn.Module) -> list[nn.Module]:
     """Returns the modules that declare to treat each position alone, and whose modules do so."""
-    place = _Place(divided="", cure="")
+    place = _Place(kind="cp", divided="", cure="")
     found = []
     for name, module in model.named_modules():
-        if _declares(module, _DECLARED):
+        if _declared(module, _DECLARED):
             try:
                 _check(name, module, place)
             except ValueError:
@@ -95,7 +103,7 @@ def sum_gradients_over_positions(model: nn.Module, layout: Layout) -> None:
         return
     for _, module in _between_layers(steps(model)):
         for parameter in _plain_parameters(module):
-            mark(parameter, summed_over="stage")
+            sum_over_tp(parameter)
 
 
 def last_head(module: nn.Module) -> LogitHead | None:
@@ -131,10 +139,12 @@ def _divides_between_layers(layout: Layout) -> bool:
 def _place_between_layers(layout: Layout) -> _Place:
     if layout.sequence_parallel:
         return _Place(
+            kind="sequence_parallel",
             divided="sequence_parallel divides positions over the ranks of tp",
             cure="sequence_parallel = 0 works",
         )
     return _Place(
+        kind="tensor",
         divided=f"tensor = {layout.tensor} divides samples and features over the ranks of tp",
         cure="tensor = 1d works",
         divides_features=True,
@@ -178,14 +188,14 @@ def _check_between_layers(found: Sequence[Step], place: _Place) -> None:
 def _check(name: str, module: nn.Module, place: _Place) -> None:
     """Raises `ValueError` if a module, or one that it calls, may need whole activations."""
     if isinstance(module, Divisible):
-        if not _declares(module, "divide"):
+        if place.kind not in (_declared(module, _SERVES) or ()):
             _refuse(name, module, place)
         children = _own_children(module)
     elif _is_sequence(module) or has_forward_of(module, (nn.Module, DecoderLayer)):
         children = module.named_children()
     elif is_elementwise(module) or (is_per_position(module) and not place.divides_features):
         return
-    elif _declares(module, _DECLARED) and not place.divides_features:
+    elif _declared(module, _DECLARED) and not place.divides_features:
         children = module.named_children()
     else:
         _refuse(name, module, place)
@@ -214,20 +224,20 @@ def _own_children(module: nn.Module) -> Iterator[Step]:
                 yield name, child
 
 
-def _declares(module: nn.Module, attribute: str) -> bool:
-    """Returns True if a module's class has an attribute that is true, and no subclass in between
+def _declared(module: nn.Module, attribute: str) -> Any:
+    """Returns an attribute of a module's class; None if it has none, or if a subclass in between
     has replaced the forward that the attribute describes.
     """
     if "forward" in vars(module):
-        return False
+        return None
     if vars(module).get(attribute):
-        return True
+        return vars(module)[attribute]
     for kind in type(module).__mro__:
         if attribute in vars(kind):
-            return bool(vars(kind)[attribute])
+            return vars(kind)[attribute]
         if "forward" in vars(kind):
-            return False
-    return False
+            return None
+    return None
 
 
 def _refuse(name: str, module: nn.Module, place: _Place) -> None:
@@ -239,8 +249,8 @@ def _refuse(name: str, module: nn.Module, place: _Place) -> None:
         )
     raise ValueError(
         f"{name or 'the model'}: {type(module).__name__} may need whole activations, but "
-        f"{place.divided}; expected {kinds}, or a class with a method divide(mesh) and its forward;"
-        f" {place.cure}"
+        f"{place.divided}; expected {kinds}, or a class with a method divide(mesh), its forward "
+        f"and serves = ({place.kind!r},); {place.cure}"
     )
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from unisono.parallel.context import ContextAttention
-from unisono.parallel.divisible import has_divisible
+from unisono.parallel.divisible.interfaces import has_divisible
 from unisono.parallel.expert_stacks import find_stacks
 from unisono.parallel.positions import (
     DividedPositions,

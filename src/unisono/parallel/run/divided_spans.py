@@ -6,16 +6,17 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 import torch
-from torch import nn, optim
+from torch import nn
 
 from unisono.parallel.data_parallelism.flat_parameters import FlatSpan
+from unisono.parallel.run.optimizers import Optimizers
 
 Range = tuple[int, int]
 """The first element of a range of a flat array, and the element after the range."""
 
 
 def divide_spans(
-    spans: Sequence[FlatSpan], cuts: Iterable[int], optimizer: optim.Optimizer
+    spans: Sequence[FlatSpan], cuts: Iterable[int], optimizers: Optimizers
 ) -> list[FlatSpan]:
     """Cuts spans at elements of their flat array, and gives the optimizer the parts.
 
@@ -26,35 +27,36 @@ def divide_spans(
     found: list[FlatSpan] = []
     for span in spans:
         inside = [each for each in edges if span.first < each < span.end]
-        found += _divide(span, inside, optimizer) if inside else [span]
+        found += _divide(span, inside, optimizers) if inside else [span]
     return found
 
 
 def skip_ranges(
-    spans: Sequence[FlatSpan], ranges: Sequence[Range], optimizer: optim.Optimizer
+    spans: Sequence[FlatSpan], ranges: Sequence[Range], optimizers: Optimizers
 ) -> list[FlatSpan]:
     """Makes the optimizer's next step skip these elements. Returns the spans, cut at the ranges."""
-    found = divide_spans(spans, (edge for each in ranges for edge in each), optimizer)
+    found = divide_spans(spans, (edge for each in ranges for edge in each), optimizers)
     for span in found:
         if any(begin <= span.first < end for begin, end in ranges):
             span.weights.grad = None
     return found
 
 
-def _divide(span: FlatSpan, cuts: Sequence[int], optimizer: optim.Optimizer) -> list[FlatSpan]:
+def _divide(span: FlatSpan, cuts: Sequence[int], optimizers: Optimizers) -> list[FlatSpan]:
     whole = span.weights
     bounds = [0, *(cut - span.first for cut in cuts), whole.numel()]
-    states = optimizer.state.pop(whole, None)
+    owner = optimizers.owner(whole)
+    states = None if owner is None else owner.state.pop(whole, None)
     parts = []
     for begin, end in pairwise(bounds):
         part = nn.Parameter(whole.detach()[begin:end])
         part.grad = None if whole.grad is None else whole.grad[begin:end]
-        if states is not None:
-            optimizer.state[part] = {
+        if owner is not None and states is not None:
+            owner.state[part] = {
                 name: _part_of_state(state, begin, end) for name, state in states.items()
             }
         parts.append(FlatSpan(span.first + begin, part))
-    for group in optimizer.param_groups:
+    for group in optimizers.groups:
         group["params"] = [
             piece
             for each in group["params"]

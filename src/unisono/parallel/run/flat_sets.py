@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 
 import torch
@@ -10,10 +10,11 @@ from torch import distributed as dist
 from torch import nn
 
 from unisono.parallel.data_parallelism.flat_parameters import FlatParameters, FlatSpan
-from unisono.parallel.data_parallelism.parameter_block import ParameterBlock
+from unisono.parallel.divisible.parameter_block import ParameterBlock
 from unisono.parallel.precision import Precision
 from unisono.parallel.rank_grid import GROUPS
 from unisono.parallel.run.divided_spans import divide_spans, skip_ranges
+from unisono.parallel.run.optimizers import Optimizers
 from unisono.parallel.run.parameter_sets import (
     BucketGradient,
     GradientBucket,
@@ -106,14 +107,14 @@ class _FlatSet:
     def used(self) -> Sequence[bool]:
         return self._flat.used
 
-    def skip(self, unused: Sequence[bool], optimizer: torch.optim.Optimizer) -> None:
+    def skip(self, unused: Sequence[bool], optimizers: Optimizers) -> None:
         forget_gradients(self.held, unused)
         if self.spans:
-            self._train(skip_ranges(self.spans, self._flat.ranges(unused), optimizer))
+            self._train(skip_ranges(self.spans, self._flat.ranges(unused), optimizers))
 
-    def divide(self, kinds: Sequence[object], optimizer: torch.optim.Optimizer) -> None:
+    def divide(self, kinds: Sequence[object], optimizers: Optimizers) -> None:
         if self.spans:
-            self._train(divide_spans(self.spans, self._flat.cuts(kinds), optimizer))
+            self._train(divide_spans(self.spans, self._flat.cuts(kinds), optimizers))
 
     def _train(self, spans: Sequence[FlatSpan]) -> None:
         self.spans = spans
@@ -154,9 +155,9 @@ class WholeSet(_FlatSet):
     def _sum(self, number: int) -> None:
         sum_over([self._tie, self._group], self._in_buckets[number], self._reduced)
 
-    def skip(self, unused: Sequence[bool], optimizer: torch.optim.Optimizer) -> None:
+    def skip(self, unused: Sequence[bool], optimizers: Optimizers) -> None:
         self._has_skipped = True
-        super().skip(unused, optimizer)
+        super().skip(unused, optimizers)
 
     def squares(self) -> float:
         return sum_of_squares(self._flat.gradient) / self._replicas
@@ -279,12 +280,19 @@ def _bucket_count(nbytes: int) -> int:
 
 
 def make_sets(
-    held: Sequence[HeldParameter], mesh: TrainingMesh, precision: Precision
+    held: Sequence[HeldParameter],
+    mesh: TrainingMesh,
+    precision: Precision,
+    unmerged: Collection[nn.Parameter],
 ) -> list[ParameterSet]:
-    """Returns the sets of parameters of a layout with ZeRO stage 0 or 1, in parameter order."""
+    """Returns the sets of parameters of a layout with ZeRO stage 0 or 1, in parameter order.
+
+    `unmerged`: parameters of which no arrays are made, which are in sets of their own.
+    """
     kind: type[ShardedSet | WholeSet] = ShardedSet if mesh.layout.zero == 1 else WholeSet
     found: dict[tuple[object, ...], list[HeldParameter]] = {}
     for each in held:
-        key = (each.block.summed_over, each.block.held_by, each.tie, each.values.dtype)
+        block, dtype = each.block, each.values.dtype
+        key = (block.summed_over, block.held_by, each.tie, dtype, each.values in unmerged)
         found.setdefault(key, []).append(each)
     return [kind(members, mesh, precision) for members in found.values()]

@@ -11,12 +11,13 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 from unisono.parallel.data_parallelism.flat_parameters import FlatSpan
-from unisono.parallel.data_parallelism.parameter_block import block_of
+from unisono.parallel.divisible.parameter_block import block_of
 from unisono.parallel.precision import Precision
 from unisono.parallel.rank_grid import GROUPS
 from unisono.parallel.run.flat_sets import make_sets
 from unisono.parallel.run.gathered_module import CallOrder, GatheredModule, copy_views
 from unisono.parallel.run.gathered_units import gathered_units, kept_units
+from unisono.parallel.run.optimizers import Optimizers
 from unisono.parallel.run.parameter_sets import (
     GradientBucket,
     Groups,
@@ -242,13 +243,13 @@ class FullyShardedSet:
     def used(self) -> Sequence[bool]:
         return self._used
 
-    def skip(self, unused: Sequence[bool], optimizer: torch.optim.Optimizer) -> None:
+    def skip(self, unused: Sequence[bool], optimizers: Optimizers) -> None:
         forget_gradients(self.held, unused)
         for array, is_unused in zip(self.trained, unused, strict=True):
             if is_unused:
                 array.grad = None
 
-    def divide(self, kinds: Sequence[object], optimizer: torch.optim.Optimizer) -> None:
+    def divide(self, kinds: Sequence[object], optimizers: Optimizers) -> None:
         """Does nothing, since the optimizer has an array for each parameter."""
 
     def squares(self) -> float:
@@ -356,10 +357,12 @@ def make_fully_sharded_sets(
     mesh: TrainingMesh,
     modules: Sequence[GatheredModule],
     precision: Precision,
+    unmerged: Collection[nn.Parameter],
 ) -> list[ParameterSet]:
     """Returns the sets of parameters of a layout with ZeRO stage 2 or 3.
 
-    Parameters that `shard_modules` has left whole are summed and updated on every rank.
+    Parameters that `shard_modules` has left whole are summed and updated on every rank. `unmerged`:
+    parameters of which no arrays are made, which are in sets of their own.
     """
     found: dict[tuple[object, ...], list[HeldParameter]] = {}
     whole = []
@@ -367,7 +370,8 @@ def make_fully_sharded_sets(
         if not isinstance(each.values, DTensor):
             whole.append(each)
             continue
-        key = (each.block.summed_over, each.block.held_by, each.tie)
+        block = each.block
+        key = (block.summed_over, block.held_by, each.tie, each.values in unmerged)
         found.setdefault(key, []).append(each)
     sets = [FullyShardedSet(members, mesh, modules, precision) for members in found.values()]
-    return [*sets, *make_sets(whole, mesh, precision)]
+    return [*sets, *make_sets(whole, mesh, precision, unmerged)]

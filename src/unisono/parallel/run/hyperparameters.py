@@ -1,4 +1,4 @@
-"""The hyperparameters of an optimizer's groups, such as learning rates, in checkpoints.
+"""The hyperparameters of the optimizers' groups, such as learning rates, in checkpoints.
 
 A rank of another layout may have other groups, so a checkpoint lists them by parameter.
 """
@@ -11,24 +11,23 @@ from typing import Any
 
 import torch
 from torch import distributed as dist
-from torch import optim
 
-from unisono.parallel.run.parameter_sets import ParameterSet
+from unisono.parallel.run.optimizers import Optimizers
+from unisono.parallel.run.parameter_sets import HeldParameter
 
 Names = Sequence[Sequence[str]]
 """The names of the parameters of each group."""
 
 
-def group_names(optimizer: optim.Optimizer, sets: Sequence[ParameterSet]) -> list[list[str]]:
+def group_names(optimizers: Optimizers, trained: Sequence[HeldParameter]) -> list[list[str]]:
     """Returns the names of the parameters of each group, before arrays replace the parameters."""
-    names = {held.values: held.name for each in sets for held in each.held}
+    names = {held.values: held.name for held in trained}
     return [
-        [names[each] for each in group["params"] if each in names]
-        for group in optimizer.param_groups
+        [names[each] for each in group["params"] if each in names] for group in optimizers.groups
     ]
 
 
-def save_groups(optimizer: optim.Optimizer, names: Names) -> list[dict[str, Any]]:
+def save_groups(optimizers: Optimizers, names: Names) -> list[dict[str, Any]]:
     """Returns the hyperparameters of all ranks' parameters as values for JSON. Collective.
 
     Each entry has the names of `parameters` and their `values`. Values that JSON does not have,
@@ -36,7 +35,7 @@ def save_groups(optimizer: optim.Optimizer, names: Names) -> list[dict[str, Any]
     """
     own = [
         (json.dumps(_values(group), sort_keys=True), list(parameters))
-        for group, parameters in zip(optimizer.param_groups, names, strict=True)
+        for group, parameters in zip(optimizers.groups, names, strict=True)
     ]
     return [
         {"parameters": parameters, "values": json.loads(values)}

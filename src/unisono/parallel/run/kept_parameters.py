@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import nn, optim
+from torch import nn
 from torch.distributed.tensor import DTensor
 
+from unisono.parallel.run.optimizers import Optimizers
 from unisono.parallel.run.parameter_sets import HeldParameter, ParameterSet
 from unisono.torch_backend import own_parameters, storage_number
 
@@ -19,7 +20,7 @@ class KeptParameters:
         stages: Sequence[tuple[int, nn.Module]],
         sets: Sequence[ParameterSet],
         frozen: Sequence[HeldParameter],
-        optimizer: optim.Optimizer,
+        optimizers: Optimizers,
     ) -> None:
         self._frozen = frozen
         held = [*frozen, *(held for each in sets for held in each.held)]
@@ -38,15 +39,15 @@ class KeptParameters:
             for name, values in split
         ]
         """For each split parameter: its name, shape and strides, and the number of its storage."""
-        self.note(optimizer)
+        self.note(optimizers)
 
-    def note(self, optimizer: optim.Optimizer) -> None:
-        """Notes the arrays that the run has given to the optimizer."""
-        self._arrays = _arrays(optimizer)
+    def note(self, optimizers: Optimizers) -> None:
+        """Notes the arrays that the run has given to the optimizers."""
+        self._arrays = _arrays(optimizers)
 
-    def require(self, optimizer: optim.Optimizer) -> None:
+    def require(self, optimizers: Optimizers) -> None:
         """Raises `ValueError` if the program trains or uses other parameters than the run's."""
-        found = _arrays(optimizer)
+        found = _arrays(optimizers)
         if found != self._arrays:
             raise ValueError(
                 f"optimizer: expected the {len(self._arrays)} arrays that parallelize gave it, got "
@@ -91,6 +92,6 @@ class KeptParameters:
                 )
 
 
-def _arrays(optimizer: optim.Optimizer) -> set[int]:
-    """Returns the ids of an optimizer's arrays, which the run keeps alive."""
-    return {id(each) for group in optimizer.param_groups for each in group["params"]}
+def _arrays(optimizers: Optimizers) -> set[int]:
+    """Returns the ids of the optimizers' arrays, which the run keeps alive."""
+    return {id(each) for group in optimizers.groups for each in group["params"]}

@@ -11,28 +11,33 @@ from typing import Any, Literal
 from torch import distributed as dist
 from torch import nn
 
-from unisono.parallel.data_parallelism.parameter_block import block_of
-from unisono.parallel.divisible import Balanced, has_divisible
+from unisono.parallel.divisible.interfaces import Balanced, has_divisible
+from unisono.parallel.divisible.parameter_block import block_of
 from unisono.parallel.layers import (
     CrossEntropy,
     MixtureOfExperts,
     SelfAttention,
 )
 from unisono.parallel.meta_weights import InitialValues, give_memory
-from unisono.parallel.precision import Precision, cast_inputs, convert_parameters
+from unisono.parallel.precision import (
+    Precision,
+    cast_inputs,
+    convert_parameters,
+    required_precision,
+)
 from unisono.parallel.run.all_stages import all_stages
 from unisono.parallel.run.batch_loss import Loss
 from unisono.parallel.run.blocks_to_cut import blocks_to_cut
-from unisono.parallel.run.built_optimizer import (
+from unisono.parallel.run.built_optimizers import (
     FormerParameters,
     MakeNamedOptimizer,
     MakeOptimizer,
-    build_optimizer,
+    build_optimizers,
     check_functions,
 )
 from unisono.parallel.run.divided_activations import check_activations
 from unisono.parallel.run.divided_call import check_divided_calls, make_call
-from unisono.parallel.run.elementwise_step import merge_parameters
+from unisono.parallel.run.elementwise_step import merge_parameters, unmerged_parameters
 from unisono.parallel.run.flat_sets import make_sets, sum_names, sums_overlap
 from unisono.parallel.run.fully_sharded_set import make_fully_sharded_sets, shard_modules
 from unisono.parallel.run.gathered_module import CallOrder, GatheredModule
@@ -45,13 +50,17 @@ from unisono.parallel.run.loss_weight import LossWeight
 from unisono.parallel.run.mean_checks import check_dropout, check_means
 from unisono.parallel.run.model_call import Call
 from unisono.parallel.run.model_stages import stages_of_rank
-from unisono.parallel.run.optimizer_units import check_optimizer
+from unisono.parallel.run.optimizer_units import check_optimizers
 from unisono.parallel.run.own_loss import model_loss
 from unisono.parallel.run.own_memory import own_memory
 from unisono.parallel.run.parallel_run import ParallelRun
 from unisono.parallel.run.parameter_checks import check_loss_parameters
 from unisono.parallel.run.parameter_sets import Group, HeldParameter, ParameterSet
-from unisono.parallel.run.planned_division import divide_model, plan_of_all_ranks
+from unisono.parallel.run.planned_division import (
+    divide_model,
+    plan_of_all_ranks,
+    planned_precision,
+)
 from unisono.parallel.run.rank_agreement import on_all_ranks, require_equal
 from unisono.parallel.run.run_weights import ModelFiles, RunWeights
 from unisono.parallel.run.step_checks import StepChecks
@@ -99,18 +108,19 @@ def parallelize(
     nesting, these functions get the batch as their targets. `call`, a function of (model, batch),
     computes the output, in place of a call as the signature of `forward` says. `batch`: "global" if
     each rank passes the whole batch, "local" if each rank of `dp` passes its own part.
-    `optimizer` makes an optimizer of this rank's parameters; `named_optimizer`, in its place, makes
-    one of pairs of name (in the whole model) and parameter, for groups by name. Parameters that it
-    leaves out are not trained. It may not have other parameters. `clip`: largest norm of all
-    gradients together, to which a larger norm is clipped. `example`: what `step` will receive first
-    (inputs, or a batch of any nesting), for `pp` and a model that is not an `nn.Sequential`. Hooks
-    of parameters (`register_hook`) are called once in a step, with the gradient of the whole batch.
-    `precision`: the types of weights, activations and sums of gradients. `weights`: a file of
-    safetensors, or a folder of them, of which each rank reads its part. Without it, a model on the
-    device meta gets the values of its own `init_weights`, or of the `reset_parameters` of its
-    modules, as in one process with the generator of rank 0; a rank has memory for its part only.
-    `overlap`: the ranks sum gradients while backward passes still compute others; None: if the
-    ranks of a sum are on several hosts. With ZeRO-2 and 3, torch always does this.
+    `optimizer` makes an optimizer, or several in a list, of the model's parameters;
+    `named_optimizer`, in its place, makes them of pairs of name (in the whole model) and parameter,
+    for groups by name. Parameters that they leave out are not trained. They may not have others.
+    `clip`: largest norm of all gradients together, to which a larger norm is clipped. `example`:
+    what `step` will receive first (inputs, or a batch of any nesting), for `pp` and a model that is
+    not an `nn.Sequential`. Hooks of parameters (`register_hook`) are called once in a step, with
+    the gradient of the whole batch. `precision`: the types of weights, activations and sums of
+    gradients. `weights`: a file of safetensors, or a folder of them, of which each rank reads its
+    part. Without it, a model on the device meta gets the values of its own `init_weights`, or of
+    the `reset_parameters` of its modules, as in one process with the generator of rank 0; a rank
+    has memory for its part only. `overlap`: the ranks sum gradients while backward passes still
+    compute others; None: if the ranks of a sum are on several hosts. With ZeRO-2 and 3, torch
+    always does this.
     The axes of a layout can divide:
 
     - `dp`, and ZeRO by `layout.zero`: any model.
@@ -137,7 +147,7 @@ def parallelize(
         loss = run.step(inputs, targets)
     """
     _check_values(microbatches, clip, batch)
-    types = _agreed(precision, weights, overlap)
+    types = _agreed(on_all_ranks(lambda: planned_precision(model, precision)), weights, overlap)
     check_functions(optimizer, named_optimizer)
     given = None if weight is None else LossWeight(weight)
     planned = plan_of_all_ranks(model, layout, styles)
@@ -147,9 +157,8 @@ def parallelize(
     # the caller may use the loss with another layout
     loss = copy.copy(loss) if isinstance(loss, CrossEntropy) else loss
     mesh = TrainingMesh(layout, head_copies=planned.head_copies, overlap=overlap)
-    files = ModelFiles.of(model)
     model_call = make_call(model, call, mesh, owns_loss=loss is model_loss and weight is None)
-    former, hooks = FormerParameters(model), take_hooks(model)
+    files, former, hooks = ModelFiles.of(model), FormerParameters(model), take_hooks(model)
     initial = _share_values(model, types)
     ties = find_ties(model)
     is_balanced = any(isinstance(each, Balanced) for each in model.modules())
@@ -160,7 +169,7 @@ def parallelize(
             planned, model_call, example, microbatches=microbatches, is_local=batch == "local"
         )
     )
-    divide_model(planned, loss, mesh)
+    on_all_ranks(lambda: divide_model(planned, loss, mesh))
     _check_experts(model, layout)
     on_all_ranks(lambda: tie_again(model, ties))
     cast_inputs(model, types)
@@ -180,16 +189,22 @@ def parallelize(
     holders = stages_of_parameters(ties, every)
     groups, calls = tie_groups(holders, mesh), CallOrder()
     twice = held_twice(holders, layout)
-    sets, frozen, gathered = _divide_states(stages, mesh, ties, order, groups, calls, twice, types)
-    values = _filled(
-        RunWeights(sets, frozen, [each for _, each in stages], mesh, files), initial, weights
+    held, gathered = _divide_parameters(stages, mesh, ties, order, groups, calls, twice, types)
+    trained, frozen = (
+        [each for each in held if each.values.requires_grad is is_trained]
+        for is_trained in (True, False)
     )
+    values = _filled(
+        RunWeights(trained, frozen, [each for _, each in stages], mesh, files), initial, weights
+    )
+    built = on_all_ranks(
+        lambda: build_optimizers(optimizer, named_optimizer, trained, frozen, former)
+    )
+    on_all_ranks(lambda: check_optimizers(built, trained, layout))
+    sets = _make_sets(trained, mesh, gathered, types, unmerged_parameters(built))
     sums = GradientSums(sets, stages, mesh)
     gradient_hooks = on_all_ranks(lambda: GradientHooks(hooks, sets, mesh))
-    held = [each for found in sets for each in found.held]
-    built = on_all_ranks(lambda: build_optimizer(optimizer, named_optimizer, held, frozen, former))
-    on_all_ranks(lambda: check_optimizer(built, sets, layout))
-    names_of_groups = group_names(built, sets)
+    names_of_groups = group_names(built, trained)
     merge_parameters(built, sets)
     checks = StepChecks(
         stages,
@@ -217,7 +232,7 @@ def parallelize(
         sums=sums,
         loss=loss,
         is_balanced=is_balanced,
-        optimizer=built,
+        optimizers=built,
         microbatches=microbatches,
         clip=clip,
         call=model_call,
@@ -240,12 +255,7 @@ def _agreed(
     )
     if not isinstance(overlap, bool | None):
         raise ValueError(f"overlap: expected True, False or None, got {overlap!r}")
-    if not isinstance(precision, Precision | None):
-        raise ValueError(
-            "precision: expected Precision(...), such as Precision(computation=torch.bfloat16), got"
-            f" {precision!r}"
-        )
-    return precision or Precision()
+    return required_precision(precision)
 
 
 def _share_values(model: nn.Module, precision: Precision) -> InitialValues:
@@ -266,7 +276,7 @@ def _filled(values: RunWeights, initial: InitialValues, weights: Path | str | No
     if initial.exist:
         on_all_ranks(lambda: values.compute(initial, has_file=weights is not None))
     if weights is not None:
-        values.load(Path(weights))
+        values.load(Path(weights), is_whole=initial.exist)
     return values
 
 
@@ -324,7 +334,7 @@ def _check_grid(model: nn.Module, layout: Layout, loss: Loss) -> None:
         raise ValueError(f"tensor = {layout.tensor} needs {refused}; tensor = 1d works")
 
 
-def _divide_states(
+def _divide_parameters(
     stages: Sequence[tuple[int, nn.Module]],
     mesh: TrainingMesh,
     ties: Sequence[Tie],
@@ -333,11 +343,11 @@ def _divide_states(
     calls: CallOrder,
     twice: Collection[str],
     precision: Precision,
-) -> tuple[Sequence[ParameterSet], Sequence[HeldParameter], Sequence[GatheredModule]]:
-    """Divides parameters, gradients and optimizer states as the layout's ZeRO stage says.
+) -> tuple[Sequence[HeldParameter], Sequence[GatheredModule]]:
+    """Divides parameters as the layout's ZeRO stage says, and gives them memory.
 
-    `twice`: the parameters of several stages of one rank, which stay whole. Returns the sets of
-    trained parameters, the frozen parameters, and the modules that gather parameters.
+    `twice`: the parameters of several stages of one rank, which stay whole. Returns the parameters,
+    and the modules that gather parameters.
     """
     held = _held(_named(stages, ties, order), groups)
     blocks = {each.name: each for each in held}
@@ -348,16 +358,24 @@ def _divide_states(
             modules += shard_modules(stage, mesh, calls, precision, whole)
     give_memory([stage for _, stage in stages])
     held = [replace(blocks[name], values=values) for name, values in _named(stages, ties, order)]
-    trained = [each for each in held if each.values.requires_grad]
-    frozen = [each for each in held if not each.values.requires_grad]
+    return held, modules
+
+
+def _make_sets(
+    trained: Sequence[HeldParameter],
+    mesh: TrainingMesh,
+    gathered: Sequence[GatheredModule],
+    precision: Precision,
+    unmerged: Collection[nn.Parameter],
+) -> Sequence[ParameterSet]:
+    """Divides gradients and optimizer states as the layout's ZeRO stage says."""
     if mesh.layout.zero >= 2:
-        sets = make_fully_sharded_sets(trained, mesh, modules, precision)
-        return sets, frozen, modules
+        return make_fully_sharded_sets(trained, mesh, gathered, precision, unmerged)
     summed = {
         name for each in trained if sums_overlap(each, mesh) for name in sum_names(each, mesh)
     }
     mesh.make_sum_groups(summed)
-    return make_sets(trained, mesh, precision), frozen, modules
+    return make_sets(trained, mesh, precision, unmerged)
 
 
 def _named(

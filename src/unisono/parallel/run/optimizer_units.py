@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from torch import optim
 from torch.distributed.tensor import DTensor
 
-from unisono.parallel.run.flat_sets import ShardedSet
-from unisono.parallel.run.parameter_sets import HeldParameter, ParameterSet
+from unisono.parallel.run.optimizers import Optimizers
+from unisono.parallel.run.parameter_sets import HeldParameter
 from unisono.planner import Layout
 
 ELEMENTWISE = (
@@ -34,15 +34,21 @@ _DECLARED = "update_unit"
 _UNITS = ("element", "parameter")
 
 
-def check_optimizer(
-    optimizer: optim.Optimizer, sets: Sequence[ParameterSet], layout: Layout
+def check_optimizers(
+    optimizers: Optimizers, trained: Sequence[HeldParameter], layout: Layout
 ) -> None:
     """Raises `ValueError` for an optimizer that may use more than this rank has: whole parameters,
     if the rank has parts of them, or the parameters of other stages of a pipeline.
     """
+    for each in optimizers.each:
+        own = {id(parameter) for group in each.param_groups for parameter in group["params"]}
+        _check(each, [held for held in trained if id(held.values) in own], layout)
+
+
+def _check(optimizer: optim.Optimizer, trained: Sequence[HeldParameter], layout: Layout) -> None:
     kind, unit = type(optimizer), _unit(optimizer)
     _check_closure(optimizer)
-    if any(isinstance(each, ShardedSet) for each in sets) and kind not in ELEMENTWISE:
+    if layout.zero == 1 and kind not in ELEMENTWISE:
         names = ", ".join(each.__name__ for each in ELEMENTWISE)
         raise ValueError(
             f"zero = 1 divides parameters, so it needs one of torch's optimizers that treat "
@@ -54,7 +60,7 @@ def check_optimizer(
             f" has those of its stages; set {_DECLARED} = 'parameter' in the class if its step "
             f"treats each parameter alone; dp = {layout.dp * layout.pp} without pp works"
         )
-    for held in (held for each in sets for held in each.held):
+    for held in trained:
         _check_held(kind, unit, held)
 
 

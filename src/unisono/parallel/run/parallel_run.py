@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -18,6 +18,7 @@ from unisono.parallel.run.gradient_sums import GradientSums
 from unisono.parallel.run.loss_state import LossState
 from unisono.parallel.run.loss_weight import LossWeight
 from unisono.parallel.run.model_call import ModelCall
+from unisono.parallel.run.optimizers import Optimizers
 from unisono.parallel.run.parameter_sets import HeldParameter, ParameterSet
 from unisono.parallel.run.parameter_uses import ParameterUses
 from unisono.parallel.run.pass_context import PassContext
@@ -35,6 +36,9 @@ from unisono.parallel.run.step_figures import StepFigures
 from unisono.parallel.run.unchanged_modules import unchanged
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import PipelineSchedule, TaskGroup, TaskRun
+
+if TYPE_CHECKING:
+    from unisono.parallel.run.weight_average import WeightAverage
 
 _AXES = ("pp", "tp", "shard", "dp_replicate")
 """The groups that together have all ranks of a layout."""
@@ -59,7 +63,7 @@ class ParallelRun(RunFiles):
         sums: GradientSums,
         loss: Loss,
         is_balanced: bool,
-        optimizer: torch.optim.Optimizer,
+        optimizers: Optimizers,
         microbatches: int,
         clip: float | None,
         call: ModelCall,
@@ -68,7 +72,7 @@ class ParallelRun(RunFiles):
         precision: Precision,
     ) -> None:
         """`names`: the trained parameters of the whole model. `groups`: those of each group of the
-        optimizer. `gathered`: the modules that gather parameters, and `calls` their order.
+        optimizers. `gathered`: the modules that gather parameters, and `calls` their order.
         `weights`: those of this rank, for exports. `checks` and `sums`: those of a step.
         `is_balanced`: a stage, perhaps of another rank, has balance losses. `call`: how the model
         is called. `weight`: that of a part's loss. `is_local`: each rank of `dp` passes its own
@@ -77,11 +81,11 @@ class ParallelRun(RunFiles):
         self.mesh, self.sets, self._frozen = mesh, sets, frozen
         self.stages = stages
         """Number and modules of each stage of this rank."""
-        self.optimizer = optimizer
-        """The optimizer of this rank's parameters, for example for a learning rate scheduler."""
+        self._optimizers = optimizers
         self.microbatches = microbatches
         """Number of microbatches of the next steps."""
         self.clip = clip
+        self.average: WeightAverage | None = None
         self.gradient_norm = 0.0
         """Norm of all gradients of the last step, before clipping."""
         self.step_s: list[float] = []
@@ -134,11 +138,11 @@ class ParallelRun(RunFiles):
         )
         super().__init__(
             RunCheckpoints(
-                sets, frozen, modules, optimizer, groups, mesh, kept, precision, self._scaler
+                sets, frozen, modules, optimizers, groups, mesh, kept, precision, self._scaler
             ),
             weights,
             RunEnd(mesh),
-            loaded=lambda: checks.kept.note(optimizer),
+            loaded=lambda: checks.kept.note(optimizers),
         )
         self._sent_before: dict[str, int] = {}
         self._part: BatchPart | None = None
@@ -147,7 +151,7 @@ class ParallelRun(RunFiles):
             sets,
             frozen,
             mesh,
-            optimizer=optimizer,
+            optimizers=optimizers,
             groups=groups,
             gathered=gathered,
             passes=self._passes,
@@ -157,6 +161,20 @@ class ParallelRun(RunFiles):
         self._held_bytes = sum(held.values.nbytes for each in sets for held in each.held)
         self.clock = self._passes.clock
         self.clock.tell = self._timeline.passed
+
+    @property
+    def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
+        """The optimizers of this rank's parameters, for example for learning rate schedulers."""
+        return self._optimizers.each
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The only one of `optimizers`. Raises `ValueError` if there are several."""
+        if len(self.optimizers) > 1:
+            raise ValueError(
+                f"optimizer: the run has {len(self.optimizers)} optimizers; run.optimizers has them"
+            )
+        return self.optimizers[0]
 
     @property
     def data_parallel_rank(self) -> int:
@@ -273,7 +291,7 @@ class ParallelRun(RunFiles):
         """Divides a batch and prepares its passes; returns None if this rank has failed."""
         count = self.microbatches if microbatches is None else microbatches
         self._failure.restart()
-        self._checks.begin(self.optimizer, self.sets)
+        self._checks.begin(self._optimizers, self.sets)
         self._agreement.begin()
         if trains:
             self._sums.begin()
@@ -292,6 +310,8 @@ class ParallelRun(RunFiles):
     def _prepared(self, inputs: Any, targets: Any, count: int, *, trains: bool) -> BatchPart:
         if trains and not torch.is_grad_enabled():
             raise ValueError("step computes gradients: call it outside of torch.no_grad")
+        if trains and self.average is not None:
+            self.average.require_weights()
         self._checkpoints.asynchronous.require_good()
         if count != self._passes.microbatches:
             self._passes.divide(count)
@@ -318,12 +338,12 @@ class ParallelRun(RunFiles):
                 is_scaled = self._ends.call_hooks(is_failed=self._error() is not None)
         with self._timeline.exchange("loss and norm", 0):
             found = self._ends.trained(
-                losses, self._error(), self.optimizer, clip=self.clip, is_scaled=is_scaled
+                losses, self._error(), self._optimizers, clip=self.clip, is_scaled=is_scaled
             )
             total, self.gradient_norm = found
         begin_ns = time.monotonic_ns()
         if self._scaler.accepts(self.gradient_norm):
-            self.optimizer.step()
+            self._optimizers.step()
         self._timeline.optimizer(begin_ns)
         with self._timeline.exchange("parameters", self._held_bytes):
             for each in self.sets:

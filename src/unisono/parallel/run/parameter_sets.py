@@ -11,7 +11,8 @@ from torch import distributed as dist
 from torch import nn
 
 from unisono.parallel.data_parallelism.flat_parameters import FlatSpan
-from unisono.parallel.data_parallelism.parameter_block import ParameterBlock
+from unisono.parallel.divisible.parameter_block import ParameterBlock
+from unisono.parallel.run.optimizers import Optimizers
 from unisono.parallel.training_mesh import TrainingMesh, sum_elements
 
 Group = dist.ProcessGroup | None
@@ -101,13 +102,13 @@ class ParameterSet(Protocol):
         `zero_gradients` gave it a gradient. Call after `reduce` or `collect`.
         """
 
-    def skip(self, unused: Sequence[bool], optimizer: torch.optim.Optimizer) -> None:
-        """Sets the gradients of unused parameters of `held` to None, so that the optimizer skips
+    def skip(self, unused: Sequence[bool], optimizers: Optimizers) -> None:
+        """Sets the gradients of unused parameters of `held` to None, so that the optimizers skip
         them. Call after `reduce`.
         """
 
-    def divide(self, kinds: Sequence[object], optimizer: torch.optim.Optimizer) -> None:
-        """Gives the optimizer different arrays for parameters of `held` with different kinds."""
+    def divide(self, kinds: Sequence[object], optimizers: Optimizers) -> None:
+        """Gives the optimizers different arrays for parameters of `held` with different kinds."""
 
     def squares(self) -> float:
         """Returns this rank's share of the gradients' sum of squares.

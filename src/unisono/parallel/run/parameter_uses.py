@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import distributed as dist
 
 from unisono.parallel.run.divided_use import different_calls
 from unisono.parallel.run.gathered_module import CallOrder
+from unisono.parallel.run.optimizers import Optimizers
 from unisono.parallel.run.parameter_sets import ParameterSet
 from unisono.parallel.training_mesh import TrainingMesh
 
@@ -49,8 +49,8 @@ class ParameterUses:
         found[place : place + 2] = checksum, checksum**2
         return found
 
-    def skip_unused(self, counts: Sequence[float], optimizer: torch.optim.Optimizer) -> None:
-        """Makes the optimizer skip parameters that no rank used.
+    def skip_unused(self, counts: Sequence[float], optimizers: Optimizers) -> None:
+        """Makes the optimizers skip parameters that no rank used.
 
         `counts`: the sum of `counts()` over all ranks. Raises `ValueError` if ranks with the same
         parameters have called modules in different orders.
@@ -66,4 +66,4 @@ class ParameterUses:
         for each in self._sets:
             own, unused = unused[: len(each.held)], unused[len(each.held) :]
             if any(own):
-                each.skip(own, optimizer)
+                each.skip(own, optimizers)

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from torch import nn
 
-from unisono.parallel.divisible import Balanced, attached
+from unisono.parallel.divisible.interfaces import Balanced, attached
 from unisono.parallel.expert_stacks import DividedExperts
 from unisono.parallel.layers import BatchPlace, LayoutDropout
 from unisono.parallel.precision import Precision

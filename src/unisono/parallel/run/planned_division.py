@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from torch import distributed as dist
 from torch import nn
 
-from unisono.parallel.data_parallelism.parameter_block import block_of
-from unisono.parallel.divisible import Divisible, attached
+from unisono.parallel.divisible.interfaces import Divisible, attached
+from unisono.parallel.divisible.parameter_block import block_of
 from unisono.parallel.expert_stacks import DividedExperts
 from unisono.parallel.layers import CrossEntropy, LogitHead, pair_linears, undivided_linear
+from unisono.parallel.precision import Precision
 from unisono.parallel.run.batch_loss import Loss
 from unisono.parallel.run.divided_activations import last_head, sum_gradients_over_positions
 from unisono.parallel.run.parameter_checks import check_parameters
@@ -42,6 +43,22 @@ def plan_of_all_ranks(
                 f" rank 0 and {' '.join(theirs.split())!r} on rank {rank}"
             )
     return found
+
+
+def planned_precision(
+    model: nn.Module | ModelPlan, precision: Precision | None
+) -> Precision | None:
+    """Returns the precision of a run: the one that is given, or that of the plan.
+
+    Raises `ValueError` if both are given and differ.
+    """
+    planned = model.precision if isinstance(model, ModelPlan) else None
+    if planned is not None and precision is not None and planned != precision:
+        raise ValueError(
+            f"precision: expected that of the plan, {planned}, or none, got {precision}; "
+            "plan(model, layout, precision=...) makes another plan"
+        )
+    return planned if precision is None else precision
 
 
 def _plan(

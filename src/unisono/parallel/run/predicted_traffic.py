@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from unisono.parallel.divisible import MicrobatchPart, exchanging
+from unisono.parallel.divisible.interfaces import MicrobatchPart, exchanging
 from unisono.parallel.precision import Precision
 from unisono.parallel.run.fully_sharded_set import gather_traffic
 from unisono.parallel.run.measured_schedule import MessageBytes

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from torch.utils.checkpoint import CheckpointFunction
 
-from unisono.parallel.divisible import Balanced
+from unisono.parallel.divisible.interfaces import Balanced
 from unisono.torch_backend import is_called_by
 
 

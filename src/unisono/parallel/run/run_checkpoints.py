@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from unisono.parallel.checkpoint import (
@@ -33,6 +32,7 @@ from unisono.parallel.run.hyperparameters import (
     set_values,
 )
 from unisono.parallel.run.loss_state import LossState
+from unisono.parallel.run.optimizers import Optimizers
 from unisono.parallel.run.parameter_sets import HeldParameter, ParameterSet
 from unisono.parallel.run.run_state import (
     arrays_of,
@@ -55,17 +55,18 @@ class RunCheckpoints:
         sets: Sequence[ParameterSet],
         frozen: Sequence[HeldParameter],
         modules: Sequence[nn.Module],
-        optimizer: torch.optim.Optimizer,
+        optimizers: Optimizers,
         groups: Names,
         mesh: TrainingMesh,
         loss: LossState,
         precision: Precision,
         scaler: LossScaler,
     ) -> None:
-        """`groups`: the names of the parameters of each group of the optimizer."""
+        """`groups`: the names of the parameters of each group of the optimizers."""
         self._converts, self._scaler = precision != Precision(), scaler
         self._sets, self._frozen, self._modules = sets, frozen, modules
-        self._optimizer, self._groups, self._mesh = optimizer, groups, mesh
+        self._trained = [held for each in sets for held in each.held]
+        self._optimizers, self._groups, self._mesh = optimizers, groups, mesh
         self._loss, self._extra = loss, ExtraState(mesh)
         self.asynchronous = AsyncSaves(mesh)
 
@@ -107,7 +108,7 @@ class RunCheckpoints:
             problem = f"keep: expected a number of checkpoints, 1 or more, got {keep!r}"
         given = self._extra.collect(extra, problem)
         states = self._state_blocks()
-        groups = save_groups(self._optimizer, self._groups)
+        groups = save_groups(self._optimizers, self._groups)
         facts = {"steps": steps, "groups": groups, "kinds": self._kinds(), **given.facts}
         facts["scaler"] = self._scaler.state()
         return self._model_blocks() + self._loss.written() + states, given.values, facts
@@ -120,7 +121,7 @@ class RunCheckpoints:
         """
         self.asynchronous.finish()
         checkpoint = open_checkpoint(folder)
-        begun = begin_states(self._optimizer)
+        begun = begin_states(self._optimizers)
         values, problems = fitting_values(checkpoint.extra["groups"], self._groups)
         try:
             checkpoint.require(self._model_problems(checkpoint))
@@ -128,20 +129,20 @@ class RunCheckpoints:
             given = self._extra.load(checkpoint, extra)
         except Exception:
             for parameter in begun:
-                self._optimizer.state.pop(parameter, None)
+                self._optimizers.forget(parameter)
             raise
         self._divide_sets(checkpoint.extra["kinds"])
         self._forget_states(checkpoint)
         states = self._state_blocks()
         blocks = self._model_blocks() + self._loss.saved(checkpoint.tensors)
         checkpoint.load(blocks + states)
-        for group, found in zip(self._optimizer.param_groups, values, strict=True):
+        for group, found in zip(self._optimizers.groups, values, strict=True):
             set_values(group, found)
         self._scaler.load(checkpoint.extra.get("scaler", {}))
         return int(checkpoint.extra["steps"]), given
 
     def _model_blocks(self) -> list[TensorBlock]:
-        return model_blocks(self._sets, self._frozen, self._modules, self._mesh)
+        return model_blocks(self._trained, self._frozen, self._modules, self._mesh)
 
     def _state_blocks(self) -> list[TensorBlock]:
         """Returns the optimizer states of this rank. Collective.
@@ -150,7 +151,7 @@ class RunCheckpoints:
         """
         blocks, problem = list[TensorBlock](), ""
         try:
-            blocks = state_blocks(self._sets, self._optimizer, self._mesh)
+            blocks = state_blocks(self._sets, self._optimizers, self._mesh)
         except ValueError as error:
             problem = str(error)
         raise_on_all(problem, self._mesh.all_ranks)
@@ -173,11 +174,11 @@ class RunCheckpoints:
         Collective.
         """
         blocks = self._state_blocks()
-        model = weight_blocks(self._sets, self._mesh)
+        model = weight_blocks(self._trained, self._mesh)
         own = saved_states([each.name for each in [*model, *blocks]])
         saved = saved_states(checkpoint.tensors)
         expected = dict(own)
-        if not own and any(group["params"] for group in self._optimizer.param_groups):
+        if not own and any(group["params"] for group in self._optimizers.groups):
             expected = {name: set() for names in self._groups for name in names}
         problems = [
             f"{name}: expected the optimizer states {_text(states)}, got {_text(saved[name])}"
@@ -200,16 +201,16 @@ class RunCheckpoints:
         """
         own: dict[str, list[str]] = {}
         for held, array in (pair for each in self._sets for pair in arrays_of(each)):
-            states = states_of(self._optimizer, array)
+            states = states_of(self._optimizers, array)
             scalars = {name: float(each) if each.dim() == 0 else 0.0 for name, each in states}
             own.setdefault(json.dumps(scalars, sort_keys=True), []).append(held.name)
         return list(merged_names(list(own.items())).values())
 
     def _divide_sets(self, kinds: Sequence[Sequence[str]]) -> None:
-        """Gives the optimizer different arrays for parameters of different kinds."""
+        """Gives the optimizers different arrays for parameters of different kinds."""
         kind_of = {name: number for number, names in enumerate(kinds) for name in names}
         for each in self._sets:
-            each.divide([kind_of.get(held.name) for held in each.held], self._optimizer)
+            each.divide([kind_of.get(held.name) for held in each.held], self._optimizers)
 
     def _forget_states(self, checkpoint: BlockCheckpoint) -> None:
         """Removes the states of parameters that no step before the checkpoint used."""
@@ -217,7 +218,7 @@ class RunCheckpoints:
         for each in self._sets:
             for held, array in arrays_of(each):
                 if held.name not in saved:
-                    self._optimizer.state.pop(array, None)
+                    self._optimizers.forget(array)
 
 
 def _text(states: set[str]) -> str:

@@ -11,6 +11,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from unisono.parallel.run.fully_sharded_set import split_dim
+from unisono.parallel.run.optimizers import Optimizers
 from unisono.parallel.run.parameter_sets import HeldParameter, ParameterSet, shard_name
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import Layout, StateBytes, part_of, state_bytes
@@ -63,7 +64,7 @@ class RunReport:
 def memory_by_kind(
     sets: Sequence[ParameterSet],
     frozen: Sequence[HeldParameter],
-    optimizer: torch.optim.Optimizer,
+    optimizers: Optimizers,
 ) -> dict[str, int]:
     """Returns the bytes of this rank's weights, gradients and optimizer states.
 
@@ -72,7 +73,8 @@ def memory_by_kind(
     values = [held.values for each in sets for held in each.held]
     states = [
         state
-        for entry in optimizer.state.values()
+        for each in optimizers.each
+        for entry in each.state.values()
         for state in entry.values()
         if isinstance(state, torch.Tensor) and state.dim() > 0
     ]
@@ -88,12 +90,12 @@ def predicted_memory(
     sets: Sequence[ParameterSet],
     frozen: Sequence[HeldParameter],
     mesh: TrainingMesh,
-    optimizer: torch.optim.Optimizer,
+    optimizers: Optimizers,
     groups: Sequence[Sequence[str]],
 ) -> dict[str, float]:
     """Returns the bytes of this rank's weights, gradients and optimizer states, from closed forms.
 
-    `groups`: the names of the parameters of each group of the optimizer.
+    `groups`: the names of the parameters of each group of the optimizers.
 
     Rajbhandari et al., "ZeRO", 2020, table 1. The parameters are those that tensor, pipeline and
     expert parallelism and the placement of embedding tables leave on this rank, and `fully_shard`.
@@ -101,9 +103,12 @@ def predicted_memory(
     """
     # `_elements` counts what ZeRO-2 and 3 leave, so no further division follows
     stage = mesh.layout.zero if mesh.layout.zero < 2 else 0
+    pairs = [
+        (optimizer, group) for optimizer in optimizers.each for group in optimizer.param_groups
+    ]
     states_of = {
-        name: states_per_element(optimizer, group)
-        for group, names in zip(optimizer.param_groups, groups, strict=True)
+        name: states_per_element(optimizer, group) + optimizers.has_average(optimizer)
+        for (optimizer, group), names in zip(pairs, groups, strict=True)
         for name in names
     }
     found = dict.fromkeys(StateBytes._fields, 0.0)

@@ -10,8 +10,9 @@ from torch.distributed.tensor import DTensor
 
 from unisono.parallel.checkpoint import TensorBlock, flat_range_blocks
 from unisono.parallel.data_parallelism.flat_parameters import FlatSpan
-from unisono.parallel.data_parallelism.parameter_block import ParameterBlock
+from unisono.parallel.divisible.parameter_block import ParameterBlock
 from unisono.parallel.run.fully_sharded_set import split_dim
+from unisono.parallel.run.optimizers import Optimizers
 from unisono.parallel.run.parameter_sets import (
     HeldParameter,
     ParameterSet,
@@ -23,23 +24,23 @@ from unisono.planner import part_of
 _STATES = "optimizer."
 
 
-def weight_blocks(sets: Sequence[ParameterSet], mesh: TrainingMesh) -> list[TensorBlock]:
+def weight_blocks(trained: Sequence[HeldParameter], mesh: TrainingMesh) -> list[TensorBlock]:
     """Returns this rank's blocks of trained parameters, as views, not copies."""
-    return [block for each in sets for held in each.held for block in _held_blocks(held, mesh)]
+    return [block for each in trained for block in _held_blocks(each, mesh)]
 
 
 def model_blocks(
-    sets: Sequence[ParameterSet],
+    trained: Sequence[HeldParameter],
     frozen: Sequence[HeldParameter],
     modules: Sequence[nn.Module],
     mesh: TrainingMesh,
 ) -> list[TensorBlock]:
     """Returns this rank's blocks of all parameters, and of persistent buffers, as views."""
-    return weight_blocks(sets, mesh) + _untrained_blocks(frozen, modules, mesh)
+    return weight_blocks(trained, mesh) + _untrained_blocks(frozen, modules, mesh)
 
 
 def state_blocks(
-    sets: Sequence[ParameterSet], optimizer: torch.optim.Optimizer, mesh: TrainingMesh
+    sets: Sequence[ParameterSet], optimizers: Optimizers, mesh: TrainingMesh
 ) -> list[TensorBlock]:
     """Returns this rank's blocks of optimizer states, as views, not copies.
 
@@ -51,9 +52,9 @@ def state_blocks(
     for each in sets:
         if _is_flat(each):
             for held, span, place in _places(each):
-                found += _span_states(held, span, place, optimizer)
+                found += _span_states(held, span, place, optimizers)
         else:
-            found += _whole_states(each, optimizer, mesh)
+            found += _whole_states(each, optimizers, mesh)
     return found
 
 
@@ -122,67 +123,68 @@ def _untrained_blocks(
 
 
 @torch.no_grad()
-def begin_states(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+def begin_states(optimizers: Optimizers) -> list[nn.Parameter]:
     """Creates the states, as zeros, of parameters that no step has used. Returns these parameters.
 
     A step with gradients of zero and a learning rate of zero creates the states, and does not
     change the weights. An optimizer without a learning rate may change them, so they are restored.
     """
-    rates = [group.get("lr") for group in optimizer.param_groups]
-    parameters = [each for group in optimizer.param_groups for each in group["params"]]
-    gradients = [each.grad for each in parameters]
-    begun = [each for each in parameters if not optimizer.state.get(each)]
+    groups = optimizers.groups
+    rates = [group.get("lr") for group in groups]
+    every = [group["params"] for group in groups]
+    begun = [each for params in every for each in params if not optimizers.states(each)]
     if not begun:
         return begun
-    for each in parameters:
-        each.grad = None
+    gradients = [each.grad for each in begun]
     for each in begun:
         each.grad = torch.zeros_like(each)
     kept = [each.clone() for each in begun] if None in rates else []
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+    for group, rate in zip(groups, rates, strict=True):
+        group["params"] = [each for each in group["params"] if not optimizers.states(each)]
         group.update({} if rate is None else {"lr": 0.0})
-    optimizer.step()
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+    optimizers.step()
+    for group, params, rate in zip(groups, every, rates, strict=True):
+        group["params"] = params
         group.update({} if rate is None else {"lr": rate})
     for each, values in zip(begun, kept, strict=False):
         each.copy_(values)
-    for each, gradient in zip(parameters, gradients, strict=True):
+    for each, gradient in zip(begun, gradients, strict=True):
         each.grad = gradient
     for each in begun:
-        for _, state in states_of(optimizer, each):
+        for _, state in states_of(optimizers, each):
             state.zero_()
     return begun
 
 
 def states_of(
-    optimizer: torch.optim.Optimizer, parameter: nn.Parameter
+    optimizers: Optimizers, parameter: nn.Parameter
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields the tensors among an optimizer's states of a parameter, with their names."""
-    for name, state in optimizer.state.get(parameter, {}).items():
+    """Yields the tensors among the optimizers' states of a parameter, with their names."""
+    for name, state in optimizers.states(parameter).items():
         if isinstance(state, torch.Tensor):
             yield name, state
 
 
 def _whole_states(
-    parameters: ParameterSet, optimizer: torch.optim.Optimizer, mesh: TrainingMesh
+    parameters: ParameterSet, optimizers: Optimizers, mesh: TrainingMesh
 ) -> Iterator[TensorBlock]:
     """Yields the states of parameters that are not part of a flat array."""
     for each, trained in zip(parameters.held, parameters.trained, strict=True):
         start, sizes = _start(each, mesh), _local(each.values.detach()).shape
-        for name, state in states_of(optimizer, trained):
+        for name, state in states_of(optimizers, trained):
             full_name = state_name(each.name, name)
             yield from _state_blocks(full_name, each.block, _local(state), start, sizes)
 
 
 def _span_states(
-    held: HeldParameter, span: FlatSpan, place: int, optimizer: torch.optim.Optimizer
+    held: HeldParameter, span: FlatSpan, place: int, optimizers: Optimizers
 ) -> Iterator[TensorBlock]:
     """Yields the states of a parameter's elements in a span of a flat array."""
     low = max(place, span.first)
     high = min(place + held.values.numel(), span.end)
     sizes = held.values.shape
     origin = (0,) * len(sizes)
-    for name, state in states_of(optimizer, span.weights):
+    for name, state in states_of(optimizers, span.weights):
         full_name = state_name(held.name, name)
         if state.dim() == 0:
             yield from _state_blocks(full_name, held.block, state, origin, sizes)

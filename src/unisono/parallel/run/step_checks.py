@@ -17,6 +17,7 @@ from unisono.parallel.run.graph_checks import graph_fault
 from unisono.parallel.run.kept_parameters import KeptParameters
 from unisono.parallel.run.lookup_checks import check_lookups
 from unisono.parallel.run.mean_checks import check_means
+from unisono.parallel.run.optimizers import Optimizers
 from unisono.parallel.run.parameter_sets import Group, HeldParameter, ParameterSet
 from unisono.parallel.run.step_faults import StepFaults
 from unisono.torch_backend import version_of
@@ -68,10 +69,10 @@ class StepChecks:
             self._has_loss = False
         self._parts = parts
 
-    def begin(self, optimizer: torch.optim.Optimizer, sets: Sequence[ParameterSet]) -> None:
+    def begin(self, optimizers: Optimizers, sets: Sequence[ParameterSet]) -> None:
         """Begins a step: checks what the program has changed, and adopts its values."""
         self.faults.restart()
-        self.faults.check(lambda: self.kept.require(optimizer))
+        self.faults.check(lambda: self.kept.require(optimizers))
         self.faults.check(self.hooks.require_no_new)
         for each in sets:
             self.faults.check(each.adopt)

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 import torch
 
-from unisono.parallel.divisible import Balanced
+from unisono.parallel.divisible.interfaces import Balanced
 from unisono.parallel.precision import LossScaler
 from unisono.parallel.run.batch_loss import BatchLoss
+from unisono.parallel.run.optimizers import Optimizers
 from unisono.parallel.run.parameter_sets import ParameterSet
 from unisono.parallel.run.parameter_uses import ParameterUses
 from unisono.parallel.run.small_sum import small_sum
@@ -56,7 +57,7 @@ class StepEnd:
         self,
         losses: Sequence[torch.Tensor],
         error: Exception | None,
-        optimizer: torch.optim.Optimizer,
+        optimizers: Optimizers,
         *,
         clip: float | None,
         is_scaled: bool,
@@ -75,8 +76,8 @@ class StepEnd:
         numbers = [*own, *agreed, *self._uses.counts()]
         total, squares, weight, *counts = small_sum(numbers, self._mesh.all_ranks)
         self._agreement.require(counts[: len(agreed)])
-        self._uses.skip_unused(counts[len(agreed) :], optimizer)
-        self._checks.kept.note(optimizer)
+        self._uses.skip_unused(counts[len(agreed) :], optimizers)
+        self._checks.kept.note(optimizers)
         factor = self._loss.factor(weight)
         rest = 1.0 if is_scaled else factor / self._scaler.factor
         norm = math.sqrt(squares) * abs(rest)

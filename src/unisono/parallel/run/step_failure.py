@@ -9,7 +9,7 @@ from torch import distributed as dist
 from torch import nn
 
 from unisono.errors import UnisonoError
-from unisono.parallel.divisible import Exchanging
+from unisono.parallel.divisible.interfaces import Exchanging
 from unisono.parallel.run.error_causes import with_causes
 from unisono.planner import Layout
 

@@ -14,6 +14,7 @@ from unisono.parallel.run.batch_passes import BatchPasses
 from unisono.parallel.run.fully_sharded_set import frozen_traffic
 from unisono.parallel.run.gathered_module import GatheredModule
 from unisono.parallel.run.measured_schedule import MessageBytes, measured_schedule
+from unisono.parallel.run.optimizers import Optimizers
 from unisono.parallel.run.parameter_sets import HeldParameter, ParameterSet
 from unisono.parallel.run.pipeline_runner import PipelineRunner
 from unisono.parallel.run.predicted_traffic import StepSize, predicted_bytes
@@ -38,16 +39,16 @@ class StepFigures:
         frozen: Sequence[HeldParameter],
         mesh: TrainingMesh,
         *,
-        optimizer: torch.optim.Optimizer,
+        optimizers: Optimizers,
         groups: Sequence[Sequence[str]],
         gathered: Sequence[GatheredModule],
         passes: BatchPasses,
         precision: Precision,
     ) -> None:
-        """`groups`: the parameters of each group of the optimizer. `gathered`: the modules that
+        """`groups`: the parameters of each group of the optimizers. `gathered`: the modules that
         gather parameters."""
         self._stages, self._sets, self._frozen, self._mesh = stages, sets, frozen, mesh
-        self._optimizer, self._groups = optimizer, groups
+        self._optimizers, self._groups = optimizers, groups
         self._gathered, self._clock, self._passes = gathered, passes.clock, passes
         self._precision = precision
 
@@ -80,11 +81,11 @@ class StepFigures:
             "bytes_sent": sent,
             "exchanged_s": exchanged_s,
             "placement": mesh.explain(),
-            "memory": memory_by_kind(self._sets, self._frozen, self._optimizer),
+            "memory": memory_by_kind(self._sets, self._frozen, self._optimizers),
             "predicted_bubble": run_equal_passes(tasks).bubble if tasks else 0.0,
             "predicted_bytes": self._predicted_bytes(part),
             "predicted_memory": predicted_memory(
-                self._sets, self._frozen, mesh, self._optimizer, self._groups
+                self._sets, self._frozen, mesh, self._optimizers, self._groups
             ),
         }
         return make_report(mesh.layout, mesh.of_all_ranks(figures))

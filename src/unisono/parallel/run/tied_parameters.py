@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from torch import distributed as dist
 from torch import nn
 
-from unisono.parallel.data_parallelism.parameter_block import block_of
+from unisono.parallel.divisible.parameter_block import block_of
 from unisono.parallel.run.model_stages import stages_of_rank
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import Layout

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from unisono.parallel.tensor_plan.adapters import inner_layer
 from unisono.parallel.tensor_plan.linear_sizes import inputs_of, outputs_of
 from unisono.parallel.tensor_plan.styles import Style
 from unisono.planner import divides_heads, nearest_divisor
@@ -113,7 +114,9 @@ def attention_of(
 ) -> PlannedAttention | None:
     """Returns the heads of a module whose children divide their outputs; None if it has none."""
     module = model.get_submodule(name)
-    own = {f"{name}.{key}" if name else key: each for key, each in module.named_children()}
+    own = dict(
+        inner_layer(f"{name}.{key}" if name else key, each) for key, each in module.named_children()
+    )
     outputs = {
         each: outputs_of(own[each])
         for each in own

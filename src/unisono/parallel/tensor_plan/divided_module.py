@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from unisono.parallel.data_parallelism.parameter_block import block_of, keep_spans, mark
-from unisono.parallel.divisible import MicrobatchPart, attach
+from unisono.parallel.divisible.interfaces import MicrobatchPart, attach
+from unisono.parallel.divisible.parameter_block import block_of, keep_spans, sum_over_tp
 from unisono.parallel.layers import (
     TensorSize,
     copy_to_all,
@@ -152,7 +152,7 @@ def divide_module(planned: PlannedModule, mesh: TrainingMesh, shared: SharedInpu
     """Keeps this rank's part of a module."""
     if planned.style.sums_gradients:
         for parameter in planned.module.parameters():
-            mark(parameter, summed_over="stage")
+            sum_over_tp(parameter)
     elif planned.cuts:
         DividedModule(planned, mesh, shared)
     for name, value in planned.local_values.items():
@@ -168,8 +168,7 @@ def _cut(planned: PlannedModule, mesh: TrainingMesh) -> None:
             name,
             dim=cut.dim,
             spans=cut.ranges[rank],
-            summed_over=group,
-            held_by=group,
+            copies=group,
         )
 
 

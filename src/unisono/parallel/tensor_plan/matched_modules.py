@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
+from unisono.parallel.tensor_plan.adapters import adapted_layers, with_adapters
 from unisono.parallel.tensor_plan.default_styles import default_styles
 from unisono.parallel.tensor_plan.styles import STYLES, Style, StyleName, style_of
 
@@ -34,7 +35,7 @@ def matched_modules(model: nn.Module, styles: Mapping[str, StyleName]) -> Matche
                 f"name of a module, with * for a part between dots, such as {near!r}"
             )
         found.update(dict.fromkeys(matched, style))
-    return _of_ties(model, found, styles)
+    return _of_ties(model, with_adapters(model, found), styles)
 
 
 def is_matched(name: str, patterns: Iterable[str]) -> bool:
@@ -89,9 +90,9 @@ def _of_ties(model: nn.Module, found: Matches, styles: Mapping[str, StyleName]) 
     for name, module in model.named_modules():
         for parameter in module.parameters(recurse=False):
             owners.setdefault(id(parameter), []).append(name)
-    kept = dict(found)
+    kept, layers = dict(found), adapted_layers(model)
     for several in (each for each in owners.values() if len(each) > 1):
-        if any(is_matched(name, styles) for name in several):
+        if any(is_matched(layers.get(name, name), styles) for name in several):
             continue
         modules = {name: model.get_submodule(name) for name in several}
         tables = [name for name, each in modules.items() if isinstance(each, nn.Embedding)]

@@ -8,9 +8,11 @@ from types import MappingProxyType
 
 from torch import nn
 
-from unisono.parallel.divisible import has_divisible
+from unisono.parallel.divisible.interfaces import has_divisible
 from unisono.parallel.expert_stacks import DividedExperts, ExpertStack, find_stacks
 from unisono.parallel.layers import SelfAttention
+from unisono.parallel.precision import Precision, required_precision
+from unisono.parallel.tensor_plan.adapters import adapted_layers
 from unisono.parallel.tensor_plan.attention_heads import attention_of
 from unisono.parallel.tensor_plan.divided_module import SharedInput, divide_module
 from unisono.parallel.tensor_plan.matched_modules import Matches, is_matched, matched_modules
@@ -40,16 +42,20 @@ class ModelPlan:
     """The modules with a style, in the order of the model."""
     experts: tuple[ExpertStack, ...] = ()
     """The modules whose experts the ranks of `ep` divide."""
+    precision: Precision | None = None
+    """The types in which a run of the plan keeps weights and computes; None: none was given."""
 
     def replace(self, styles: Mapping[str, StyleName]) -> ModelPlan:
         """Returns a plan with other styles for the modules that these patterns match.
 
         Raises `ValueError` as `plan` does.
         """
-        return plan(self.model, self.layout, styles={**self.styles, **styles})
+        styles = {**self.styles, **styles}
+        return plan(self.model, self.layout, styles=styles, precision=self.precision)
 
     def __str__(self) -> str:
-        return plan_table(self.model, self.layout, self.modules, self.experts)
+        types = required_precision(self.precision)
+        return plan_table(self.model, self.layout, self.modules, self.experts, types)
 
     @property
     def is_divided(self) -> bool:
@@ -73,7 +79,7 @@ class ModelPlan:
             return
         members: dict[str, list[PlannedModule]] = {}
         for each in self.modules:
-            members.setdefault(_parent(each.name), []).append(each)
+            members.setdefault(each.around if each.shares_input else each.name, []).append(each)
         for siblings in members.values():
             shared = SharedInput(sum(each.style.cut == "outputs" for each in siblings))
             for each in siblings:
@@ -81,7 +87,11 @@ class ModelPlan:
 
 
 def plan(
-    model: nn.Module, layout: Layout, *, styles: Mapping[str, StyleName] | None = None
+    model: nn.Module,
+    layout: Layout,
+    *,
+    styles: Mapping[str, StyleName] | None = None,
+    precision: Precision | None = None,
 ) -> ModelPlan:
     """Returns what the ranks of `tp` and `ep` divide of a model. Changes nothing; needs no ranks.
 
@@ -106,6 +116,8 @@ def plan(
     rows, and the numbers and weights of the experts of each row, as in models of transformers;
     `replicate` keeps them whole.
 
+    `precision`: that of the run, whose type of weights the table counts.
+
     Raises `ValueError` for a pattern that matches no module, an unknown style, and modules that the
     ranks cannot divide.
 
@@ -113,6 +125,7 @@ def plan(
         print(plan)
         run = parallel.parallelize(plan, loss=loss_fn, optimizer=adam)
     """
+    required_precision(precision)
     given = MappingProxyType(dict(styles or {}))
     matches = matched_modules(model, given)
     if layout.tp == 1:
@@ -131,6 +144,7 @@ def plan(
         styles=given,
         modules=modules,
         experts=_experts(model, layout, kept) if layout.ep > 1 else (),
+        precision=precision,
     )
 
 
@@ -145,9 +159,10 @@ def _experts(model: nn.Module, layout: Layout, kept: list[str]) -> tuple[ExpertS
 def _planned(model: nn.Module, matches: Matches, layout: Layout) -> tuple[PlannedModule, ...]:
     for name, style in matches.items():
         require_kind(name, model.get_submodule(name), style)
+    layers = adapted_layers(model)
     attentions = {
         parent: attention
-        for parent in dict.fromkeys(map(_parent, matches))
+        for parent in dict.fromkeys(_parent(layers.get(name, name)) for name in matches)
         if (attention := attention_of(model, parent, matches, layout.tp)) is not None
     }
     between = {name: STYLES[_BETWEEN] for each in attentions.values() for name in each.norms}
@@ -157,11 +172,13 @@ def _planned(model: nn.Module, matches: Matches, layout: Layout) -> tuple[Planne
         if name not in matches and name not in between and not (own and own.local_values):
             continue
         style = matches.get(name) or between.get(name) or STYLES["replicate"]
-        around = attentions.get(_parent(name)) if name else None
+        layer = layers.get(name, name)
+        around = attentions.get(_parent(layer)) if name else None
         heads = None if around is None else around.heads
         found.append(
             PlannedModule(
                 name=name,
+                layer=layer,
                 module=module,
                 style=style,
                 cuts=cuts_of(name, module, style, heads, layout.tp),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from unisono.parallel.data_parallelism.parameter_block import Span
+from unisono.parallel.divisible.parameter_block import Span
 from unisono.parallel.tensor_plan.attention_heads import AttentionHeads
 from unisono.parallel.tensor_plan.linear_sizes import (
     bias_of,
@@ -41,12 +41,25 @@ class PlannedModule:
     """A module with its style, and the parts of its parameters that each rank keeps."""
 
     name: str
+    layer: str
+    """The name of the adapted layer that it is a part of; for others, that of the module."""
     module: nn.Module = field(repr=False)
     style: Style
     cuts: Mapping[str, ParameterCut] = field(default_factory=dict)
     """By the name of the parameter in the module."""
     local_values: Mapping[str, int] = field(default_factory=dict)
     """Attributes of the module with their values on each rank: counts of heads."""
+
+    @property
+    def around(self) -> str:
+        """The name of the module around the layer."""
+        return self.layer.rpartition(".")[0]
+
+    @property
+    def shares_input(self) -> bool:
+        """True if other layers of the module around may have the same input, as the matrices of an
+        adapter have not."""
+        return ".lora_" not in self.name[len(self.layer) :]
 
 
 def require_kind(name: str, module: nn.Module, style: Style) -> None:

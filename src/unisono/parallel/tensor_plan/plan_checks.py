@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import nn
 
-from unisono.parallel.divisible import Divisible
+from unisono.parallel.divisible.interfaces import Divisible
 from unisono.parallel.tensor_plan.attention_heads import AttentionHeads
 from unisono.parallel.tensor_plan.linear_sizes import inputs_of, outputs_of
 from unisono.parallel.tensor_plan.matched_modules import is_matched
@@ -72,13 +72,12 @@ def _check_heads(
 ) -> None:
     """Raises `ValueError` for modules with three layers that divide outputs, as attention has,
     whose heads are not known."""
-    outputs: dict[str, list[int]] = {}
+    outputs: dict[str, dict[str, int]] = {}
     for each in modules:
-        if each.cuts and each.style.divides_outputs and is_matched(each.name, styles):
-            around = each.name.rpartition(".")[0]
-            outputs.setdefault(around, []).append(outputs_of(each.module))
-    for around, widths in outputs.items():
-        module = model.get_submodule(around)
+        if each.cuts and each.style.divides_outputs and _is_given(each, styles):
+            outputs.setdefault(each.around, {})[each.layer] = outputs_of(each.module)
+    for around, of_layers in outputs.items():
+        module, widths = model.get_submodule(around), list(of_layers.values())
         if len(widths) >= _ATTENTION and AttentionHeads.of(module, widths, []) is None:
             raise ValueError(
                 f"{around or 'the model'}: {len(widths)} layers of a {type(module).__name__} divide"
@@ -104,7 +103,7 @@ def _check_pairs(modules: Sequence[PlannedModule], styles: Mapping[str, StyleNam
             if found and len(around) >= depth:
                 summed.update(other.name for other in found)
                 waiting.remove(each)
-                _check_widths(each, [other for other in found if is_matched(other.name, styles)])
+                _check_widths(each, [other for other in found if _is_given(other, styles)])
         left = [each for each in left if each.name not in summed]
         depth -= 1
     if left:
@@ -119,6 +118,10 @@ def _check_pairs(modules: Sequence[PlannedModule], styles: Mapping[str, StyleNam
             "has a style such as 'colwise' that divides outputs; rowwise_split_input and "
             "'replicate' work"
         )
+
+
+def _is_given(planned: PlannedModule, styles: Mapping[str, StyleName]) -> bool:
+    return is_matched(planned.name, styles) or is_matched(planned.layer, styles)
 
 
 def _check_widths(last: PlannedModule, firsts: Sequence[PlannedModule]) -> None:

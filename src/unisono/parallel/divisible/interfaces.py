@@ -11,18 +11,26 @@ from torch import nn
 
 from unisono.parallel.training_mesh import TrainingMesh
 
+ALL_ACTIVATIONS = ("cp", "sequence_parallel", "tensor")
+"""The ways in which a layout divides activations between modules: positions over `cp`, positions
+over `tp` by `sequence_parallel`, and samples and features over `tp` in 2D to 3D (`tensor`)."""
+
 
 @runtime_checkable
 class Divisible(Protocol):
-    """A module that computes its whole result, or after `divide` only this rank's part of it."""
+    """A module that computes its whole result, or after `divide` only this rank's part of it.
+
+    Its inputs and results between modules are whole, if the class does not have the attribute
+    `serves`: those of `ALL_ACTIVATIONS` for which forward is right, such as `serves = ("cp",)`.
+    Other layouts are refused. A subclass with a forward of its own states `serves` again.
+    """
 
     def divide(self, mesh: TrainingMesh) -> None:
-        """Keeps this rank's block of each parameter.
+        """Keeps this rank's block of each parameter, by `cut`.
 
-        From then on, forward and backward passes communicate over the mesh.
-
-        Blocks are cut with `parameter_block.cut`. Raises `ValueError` for a mesh that cannot
-        divide the module.
+        From then on, forward and backward passes communicate over the groups of the mesh. Called
+        once, by `parallelize`, on all ranks. Raises `ValueError` for a mesh that cannot divide the
+        module.
         """
 
 

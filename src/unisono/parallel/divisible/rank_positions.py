@@ -9,7 +9,7 @@ from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import part_of
 
 
-def own_positions(mesh: TrainingMesh, *, length: int, is_divided: bool) -> torch.Tensor:
+def own_positions(mesh: TrainingMesh, *, length: int, is_divided: bool = False) -> torch.Tensor:
     """Returns, in order, which of the `length` positions of a sequence this rank holds.
 
     The result is int64, with one dimension. The ranks of `cp` divide the sequence in zigzag parts.

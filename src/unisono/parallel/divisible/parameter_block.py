@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import torch
 from torch import nn
 
+from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import part_of
 
 _ATTRIBUTE = "unisono_block"
+_COPIES: Mapping[str, str] = MappingProxyType({"tp": "tokens", "ep": "expert_tokens"})
+"""By axis: the ranks that hold the same part of a parameter, and process different tokens."""
 
 Span = tuple[int, int]
 """Indices along a dimension: the first one, and their number."""
@@ -37,60 +41,75 @@ class ParameterBlock:
 
 
 def block_of(parameter: nn.Parameter) -> ParameterBlock:
-    """Returns the block that `cut` or `mark` recorded; by default the whole parameter."""
+    """Returns the block that `cut` or another function of this file recorded; by default the whole
+    parameter."""
     noted = getattr(parameter, _ATTRIBUTE, None)
     if isinstance(noted, ParameterBlock):
         return noted
     return ParameterBlock(shape=tuple(parameter.shape), start=(0,) * parameter.dim())
 
 
-def mark(parameter: nn.Parameter, *, summed_over: str, held_by: str = "stage") -> None:
-    """Records which groups sum and hold a parameter; its block stays the same."""
+def sum_over_tp(parameter: nn.Parameter) -> None:
+    """Makes the ranks of `tp` sum the gradient of a whole parameter, too.
+
+    For a parameter of which each rank computes a part of the gradient, such as the weight of a norm
+    of heads, if each rank has its own heads. The gradient of other whole parameters is equal on the
+    ranks of `tp`.
+
+    >>> norm = nn.RMSNorm(4)
+    >>> sum_over_tp(norm.weight)
+    >>> block_of(norm.weight).summed_over
+    'stage'
+    """
     known = block_of(parameter)
-    setattr(parameter, _ATTRIBUTE, replace(known, summed_over=summed_over, held_by=held_by))
+    setattr(parameter, _ATTRIBUTE, replace(known, summed_over="stage", held_by="stage"))
 
 
 def cut(
     module: nn.Module,
     name: str,
+    mesh: TrainingMesh,
     *,
     dim: int,
-    part: int,
-    parts: int,
-    summed_over: str = "tokens",
-    held_by: str = "tokens",
+    axis: str = "tp",
+    copies: str | None = None,
 ) -> None:
-    """Replaces a module's parameter by part number `part` of `parts` along `dim`.
+    """Keeps this rank's part of a module's parameter along a dimension.
 
-    Parts have ceil(length / parts) elements, and the last parts fewer, as in torch. A parameter
-    that is None stays None.
+    The ranks of an axis of the mesh, "tp" or "ep", keep the parts in their order. Parts have
+    ceil(length / ranks) elements, and the last parts fewer, as in torch. A parameter that is None
+    stays None; with one rank on the axis, the parameter stays whole. `copies`: name in `GROUPS` of
+    the ranks that hold the same part and sum its gradient; None for "tp" and "ep".
 
-    >>> linear = nn.Linear(3, 5)
-    >>> cut(linear, "weight", dim=0, part=1, parts=2)
-    >>> linear.weight.shape, block_of(linear.weight).start
-    (torch.Size([2, 3]), (3, 0))
+    >>> import unisono
+    >>> from torch import distributed as dist
+    >>> from unisono.parallel import Layout, TrainingMesh
+    >>> def rows():
+    ...     dist.init_process_group("unisono")
+    ...     linear = nn.Linear(3, 5)
+    ...     cut(linear, "weight", TrainingMesh(Layout(tp=2)), dim=0)
+    ...     return tuple(linear.weight.shape)
+    >>> unisono.run(rows, ranks=2)
+    [(3, 3), (2, 3)]
     """
     parameter: nn.Parameter | None = getattr(module, name)
-    if parameter is None:
+    ranks = mesh.ranks(axis)
+    if parameter is None or (len(ranks) == 1 and copies is None):
         return
     start, sizes = [0] * parameter.dim(), list(parameter.shape)
-    start[dim], sizes[dim] = part_of(parameter.shape[dim], part, parts)
-    keep(module, name, start=start, sizes=sizes, summed_over=summed_over, held_by=held_by)
+    start[dim], sizes[dim] = part_of(sizes[dim], ranks.index(mesh.rank), len(ranks))
+    keep(module, name, start=start, sizes=sizes, copies=copies or _COPIES[axis])
 
 
 def keep(
-    module: nn.Module,
-    name: str,
-    *,
-    start: Sequence[int],
-    sizes: Sequence[int],
-    summed_over: str,
-    held_by: str,
+    module: nn.Module, name: str, *, start: Sequence[int], sizes: Sequence[int], copies: str
 ) -> None:
     """Replaces a module's parameter by its block of `sizes` elements from `start` on.
 
+    `copies`: name in `GROUPS` of the ranks that hold this block and sum its gradient.
+
     >>> linear = nn.Linear(3, 5)
-    >>> keep(linear, "weight", start=(1, 2), sizes=(4, 1), summed_over="own", held_by="own")
+    >>> keep(linear, "weight", start=(1, 2), sizes=(4, 1), copies="own")
     >>> linear.weight.shape, block_of(linear.weight).start
     (torch.Size([4, 1]), (1, 2))
     """
@@ -100,25 +119,21 @@ def keep(
     block = ParameterBlock(
         shape=known.shape,
         start=tuple(a + b for a, b in zip(known.start, start, strict=True)),
-        summed_over=summed_over,
-        held_by=held_by,
+        summed_over=copies,
+        held_by=copies,
     )
     _replace(module, name, parameter.detach()[part], block)
 
 
 def keep_spans(
-    module: nn.Module,
-    name: str,
-    *,
-    dim: int,
-    spans: Sequence[Span],
-    summed_over: str,
-    held_by: str,
+    module: nn.Module, name: str, *, dim: int, spans: Sequence[Span], copies: str
 ) -> None:
     """Replaces a module's whole parameter by these ranges of it along `dim`, joined.
 
+    `copies`: name in `GROUPS` of the ranks that hold these ranges and sum their gradient.
+
     >>> linear = nn.Linear(3, 8)
-    >>> keep_spans(linear, "bias", dim=0, spans=[(0, 2), (4, 2)], summed_over="own", held_by="own")
+    >>> keep_spans(linear, "bias", dim=0, spans=[(0, 2), (4, 2)], copies="own")
     >>> linear.bias.shape, block_of(linear.bias).spans
     (torch.Size([4]), ((0, 2), (4, 2)))
     """
@@ -129,8 +144,8 @@ def keep_spans(
     block = ParameterBlock(
         shape=tuple(parameter.shape),
         start=tuple(start),
-        summed_over=summed_over,
-        held_by=held_by,
+        summed_over=copies,
+        held_by=copies,
         dim=dim,
         spans=joined if len(joined) > 1 else (),
     )
