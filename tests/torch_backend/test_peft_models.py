@@ -26,7 +26,7 @@ from torch_backend.test_transformers_plans import (
     in_float64,
     total_and_weight,
 )
-from unisono.parallel import Layout, parallelize
+from unisono.parallel import Layout, model_loss, parallelize
 
 pytestmark = [pytest.mark.torch, pytest.mark.optional]
 RANKS = 4
@@ -62,8 +62,9 @@ def compare(text: str, microbatches: int = 2, **options: Any) -> None:
         norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         expected += [float(total.detach() / weight), float(norm)]
+    loss = model_loss if layout.cp > 1 else total_and_weight
     run = parallelize(
-        adapted(**options), layout, loss=total_and_weight, optimizer=adamw, clip=1.0,
+        adapted(**options), layout, loss=loss, optimizer=adamw, clip=1.0,
         microbatches=microbatches, example=data[0] if layout.pp > 1 else None,
     )  # fmt: skip
     found = []
@@ -82,8 +83,10 @@ def compare(text: str, microbatches: int = 2, **options: Any) -> None:
     for name, each in again.state_dict().items():
         torch.testing.assert_close(each, model.state_dict()[name], rtol=0, atol=BOUND)
     run.mesh.close()
-    fresh = parallelize(adapted(**options), layout, loss=total_and_weight, optimizer=adamw,
-                        example=data[0] if layout.pp > 1 else None)  # fmt: skip
+    fresh = parallelize(
+        adapted(**options), layout, loss=loss, optimizer=adamw,
+        microbatches=microbatches, example=data[0] if layout.pp > 1 else None,
+    )  # fmt: skip
     fresh.load_weights(folder)
     with torch.no_grad():
         total, weight = total_and_weight(model.eval()(**data[0]), data[0])
@@ -93,14 +96,8 @@ def compare(text: str, microbatches: int = 2, **options: Any) -> None:
 
 
 def own_adapters(world):
-    for text in (
-        "dp=4",
-        "dp=4,zero=1",
-        "dp=2,tp=2,zero=3",
-        "tp=4",
-        "dp=2,pp=2,zero=2",
-        "cp=2,dp=2",
-    ):
+    for text in ("dp=4,zero=1", "dp=2,tp=2,zero=3", "tp=4", "dp=2,pp=2,zero=2", "pp=2,tp=2",
+                 "dp=2,pp=2", "cp=2,dp=2"):  # fmt: skip
         with turn(text=text):
             compare(text)
 

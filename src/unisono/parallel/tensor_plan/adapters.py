@@ -45,7 +45,6 @@ def with_adapters(model: nn.Module, matches: Mapping[str, Style]) -> dict[str, S
     """Returns the styles of modules, with those of the parts of adapted layers in their place.
 
     A module that peft trains beside its original (`modules_to_save`) has the style of the original.
-    Raises `ValueError` for adapters that use more than two matrices.
     """
     found: dict[str, Style] = {}
     for name, style in matches.items():
@@ -61,14 +60,19 @@ def with_adapters(model: nn.Module, matches: Mapping[str, Style]) -> dict[str, S
     return found
 
 
-def _of_parts(name: str, module: nn.Module, style: Style) -> dict[str, Style]:
-    if style.cut in ("rows", "vectors"):
-        return {}  # an adapted table stays whole
-    if style.cut != "nothing" and getattr(module, "lora_variant", None):
+def require_plain(name: str, layer: nn.Module, style: Style) -> None:
+    """Raises `ValueError` for a layer whose adapters use more than two matrices, if a style divides
+    it."""
+    if style.cut != "nothing" and getattr(layer, "lora_variant", None):
         raise ValueError(
             f"{name}: style {style.name!r} divides a layer with plain LoRA adapters, but these use "
             "the whole weight, as DoRA does; expected use_dora=False, or style 'replicate'"
         )
+
+
+def _of_parts(name: str, module: nn.Module, style: Style) -> dict[str, Style]:
+    if style.cut in ("rows", "vectors"):
+        return {}  # an adapted table stays whole
     divided = {"outputs": "lora_B", "inputs": "lora_A"}.get(style.cut)
     found = {f"{name}.{_INNER}": style}
     for key, _ in module.get_submodule(divided).named_children() if divided else ():

@@ -12,7 +12,7 @@ from unisono.parallel.divisible.interfaces import has_divisible
 from unisono.parallel.expert_stacks import DividedExperts, ExpertStack, find_stacks
 from unisono.parallel.layers import SelfAttention
 from unisono.parallel.precision import Precision, required_precision
-from unisono.parallel.tensor_plan.adapters import adapted_layers
+from unisono.parallel.tensor_plan.adapters import adapted_layers, require_plain
 from unisono.parallel.tensor_plan.attention_heads import attention_of
 from unisono.parallel.tensor_plan.divided_module import SharedInput, divide_module
 from unisono.parallel.tensor_plan.matched_modules import Matches, is_matched, matched_modules
@@ -157,9 +157,11 @@ def _experts(model: nn.Module, layout: Layout, kept: list[str]) -> tuple[ExpertS
 
 
 def _planned(model: nn.Module, matches: Matches, layout: Layout) -> tuple[PlannedModule, ...]:
+    layers = adapted_layers(model)
     for name, style in matches.items():
         require_kind(name, model.get_submodule(name), style)
-    layers = adapted_layers(model)
+        layer = layers.get(name, name)
+        require_plain(layer, model.get_submodule(layer), style)
     attentions = {
         parent: attention
         for parent in dict.fromkeys(_parent(layers.get(name, name)) for name in matches)
