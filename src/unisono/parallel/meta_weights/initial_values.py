@@ -16,6 +16,9 @@ from unisono.parallel.meta_weights.memory import meta_names
 from unisono.torch_backend import reset_of
 
 
+_RESET_ADAPTER = "reset_lora_parameters"
+
+
 class InitialValues:
     """The undivided model, without memory, whose initializers give each rank values of its part.
 
@@ -97,6 +100,7 @@ class InitialValues:
         wanted = [each for each in watched if each.is_wanted]
         if not wanted:
             return
+        _require_no_adapters(self._model, [each.name for each in wanted])
         watch = InitializerWatch(watched, take)
         with watch:
             _initialize(self._model)
@@ -120,6 +124,20 @@ def _unknown(known: WatchedTensor, owner: nn.Module) -> str:
         f"of {type(owner).__name__} or the modules around it sets it, so its values cannot be "
         f"known; expected {cure}"
     )
+
+
+def _require_no_adapters(model: nn.Module, names: Sequence[str]) -> None:
+    """Raises `ValueError` for matrices of adapters, to which peft gives values of its own."""
+    layers = [name for name, each in model.named_modules() if hasattr(each, _RESET_ADAPTER)]
+    for layer in layers:
+        for name in names:
+            if name.startswith(f"{layer}.lora_"):
+                raise ValueError(
+                    f"{name}: the matrix of an adapter is on the device meta, but peft gives it "
+                    "values when it makes it; expected adapters on the CPU: for each layer, "
+                    "layer.lora_A.to_empty(device='cpu'), the same for lora_B, and "
+                    f"layer.{_RESET_ADAPTER}(name, True)"
+                )
 
 
 def _initialize(module: nn.Module) -> None:

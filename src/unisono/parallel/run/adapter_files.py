@@ -24,6 +24,8 @@ class AdapterFiles:
     """The configuration of each adapter, by its name."""
     names: Mapping[str, str]
     """The names of the adapter's tensors in its file, by their names in the model."""
+    computed: Sequence[str]
+    """The names of tensors in the adapter's file that are not the model's, but computed of them."""
 
     @classmethod
     def of(cls, model: nn.Module) -> AdapterFiles | None:
@@ -37,7 +39,12 @@ class AdapterFiles:
         found = peft.get_peft_model_state_dict(
             model, state_dict=known, adapter_name=next(iter(configs)), save_embedding_layers=False
         )
-        return cls(configs=configs, names={numbers[id(each)]: name for name, each in found.items()})
+        own = {name: numbers[id(each)] for name, each in found.items() if id(each) in numbers}
+        return cls(
+            configs=configs,
+            names={in_model: name for name, in_model in own.items()},
+            computed=[name for name in found if name not in own],
+        )
 
     def require_all(self, trained: Sequence[str]) -> None:
         """Raises `ValueError` if the file would not have all trained parameters."""
@@ -45,6 +52,11 @@ class AdapterFiles:
             raise ValueError(
                 f"export: expected a model with one adapter, got {', '.join(self.configs)}; "
                 "model.delete_adapter(name) before parallelize works"
+            )
+        for name in self.computed:
+            raise ValueError(
+                f"export: {name} of the adapter's file is computed of several parameters, which a "
+                "rank may not have; expected LoRA with modules_to_save alone"
             )
         for name in trained:
             if name not in self.names:

@@ -36,6 +36,12 @@ class FormerParameters:
 
 def check_functions(optimizer: object, named_optimizer: object) -> None:
     """Raises `ValueError` unless exactly one function that makes optimizers is given."""
+    for name, given in (("optimizer", optimizer), ("named_optimizer", named_optimizer)):
+        if given is not None and not callable(given):
+            raise ValueError(
+                f"{name}: expected a function that makes an optimizer of parameters, such as "
+                f"lambda parameters: AdamW(parameters, 1e-3), got {type(given).__name__}"
+            )
     if (optimizer is None) == (named_optimizer is None):
         raise ValueError(
             "expected one of optimizer=function(parameters) and named_optimizer=function(pairs of "

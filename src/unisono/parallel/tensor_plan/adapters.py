@@ -18,9 +18,10 @@ _WRAPPED = ("original_module", "modules_to_save")
 
 
 def is_adapted(module: nn.Module) -> bool:
-    """Returns True for a layer with low-rank adapters."""
-    parts = (getattr(module, name, None) for name in (_INNER, "lora_A", "lora_B"))
-    return all(isinstance(each, nn.Module) for each in parts)
+    """Returns True for a layer with low-rank adapters: linear layers by the adapters' names."""
+    adapters = (getattr(module, name, None) for name in ("lora_A", "lora_B"))
+    has_inner = isinstance(getattr(module, _INNER, None), nn.Module)
+    return has_inner and all(isinstance(each, nn.ModuleDict) for each in adapters)
 
 
 def inner_layer(name: str, module: nn.Module) -> tuple[str, nn.Module]:
