@@ -2,7 +2,7 @@
 
 The product of a query and a key then depends on their distance. Su et al., "RoFormer: enhanced
 transformer with rotary position embedding", 2021. Pairs and roundings are those of Llama in
-transformers: feature i turns with feature i + head_dim / 2, by angles in float32.
+transformers: feature i turns with feature i + head_dim / 2, by rates in float32.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ def rotated(
     >>> [[round(each, 4) for each in row] for row in found[0, 0].tolist()]
     [[1.0, 0.0], [0.5403, 0.8415]]
     """
-    width = tensors[0].shape[-1]
+    width, dtype = tensors[0].shape[-1], torch.promote_types(tensors[0].dtype, torch.float32)
     powers = torch.arange(0, width, 2, dtype=torch.int64).float() / width
-    angles = positions.float().unsqueeze(-1) * (1.0 / base**powers)
+    angles = positions.to(dtype).unsqueeze(-1) * (1.0 / base**powers).to(dtype)
     cosines, sines = angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
     return tuple(x * cosines.to(x.dtype) + _turned(x) * sines.to(x.dtype) for x in tensors)
 
