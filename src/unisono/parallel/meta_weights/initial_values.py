@@ -15,7 +15,6 @@ from unisono.parallel.meta_weights.initializer_watch import InitializerWatch, Wa
 from unisono.parallel.meta_weights.memory import meta_names
 from unisono.torch_backend import reset_of
 
-
 _RESET_ADAPTER = "reset_lora_parameters"
 
 
