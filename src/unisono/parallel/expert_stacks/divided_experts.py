@@ -9,14 +9,13 @@ from typing import Any
 
 import torch
 
+from unisono.parallel.divisible.exchanges import gather_copies, keep_part
 from unisono.parallel.divisible.interfaces import MicrobatchPart, attach
 from unisono.parallel.divisible.parameter_block import cut, sum_over_tp
 from unisono.parallel.expert_stacks.call_forms import CallForm, Choices
 from unisono.parallel.expert_stacks.expert_stack import ExpertStack
 from unisono.parallel.layers import (
     ExpertExchange,
-    gather_copies,
-    keep_part,
 )
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.torch_backend import is_in_backward

@@ -4,14 +4,6 @@
 layers in any `nn.Sequential`.
 """
 
-from unisono.parallel.divisible.exchanges import (
-    copy_to_all,
-    exchange_of,
-    gather_copies,
-    keep_part,
-    sum_of_all,
-    sum_to_parts,
-)
 from unisono.parallel.layers.attention import SelfAttention
 from unisono.parallel.layers.cross_entropy import IGNORED, CrossEntropy
 from unisono.parallel.layers.expert_exchange import ExpertExchange, move_rows
@@ -55,18 +47,12 @@ __all__ = [
     "TensorSize",
     "TokenEmbedding",
     "TransformerModel",
-    "copy_to_all",
     "draw_weights",
-    "exchange_of",
-    "gather_copies",
     "has_forward_of",
     "is_elementwise",
     "is_per_position",
-    "keep_part",
     "move_rows",
     "pair_linears",
     "size_on_rank",
-    "sum_of_all",
-    "sum_to_parts",
     "undivided_linear",
 ]

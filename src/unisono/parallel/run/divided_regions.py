@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import nn
 
+from unisono.parallel.divisible.exchanges import exchange_of
 from unisono.parallel.divisible.parameter_block import ParameterBlock
-from unisono.parallel.layers import exchange_of
 from unisono.parallel.rank_grid import GROUPS
 from unisono.parallel.run.graph_checks import all_tensors
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -36,9 +36,6 @@ from unisono.parallel.run.step_figures import StepFigures
 from unisono.parallel.run.unchanged_modules import unchanged
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import PipelineSchedule, TaskGroup, TaskRun
-
-if TYPE_CHECKING:
-    from unisono.parallel.run.weight_average import WeightAverage
 
 _AXES = ("pp", "tp", "shard", "dp_replicate")
 """The groups that together have all ranks of a layout."""
@@ -85,7 +82,8 @@ class ParallelRun(RunFiles):
         self.microbatches = microbatches
         """Number of microbatches of the next steps."""
         self.clip = clip
-        self.average: WeightAverage | None = None
+        self.average: Any = None
+        """The `WeightAverage` of the run."""
         self.gradient_norm = 0.0
         """Norm of all gradients of the last step, before clipping."""
         self.step_s: list[float] = []
