@@ -92,8 +92,7 @@ class ParallelRun(RunFiles):
         modules = [stage for _, stage in stages]
         kept = LossState(loss, modules)
         self._roots = [*modules, *(module for _, module in kept.modules)]
-        self._gathered = gathered
-        layout = mesh.layout
+        self._gathered, layout = gathered, mesh.layout
         self._loss = BatchLoss(
             loss,
             is_balanced=is_balanced,
