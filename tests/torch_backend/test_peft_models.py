@@ -96,8 +96,8 @@ def compare(text: str, microbatches: int = 2, **options: Any) -> None:
 
 
 def own_adapters(world):
-    for text in ("dp=4,zero=1", "dp=2,tp=2,zero=3", "tp=4", "dp=2,pp=2,zero=2", "pp=2,tp=2",
-                 "dp=2,pp=2", "cp=2,dp=2"):  # fmt: skip
+    for text in ("dp=4,zero=1", "dp=2,tp=2,zero=3", "dp=2,pp=2,zero=2", "pp=2,tp=2", "dp=2,pp=2",
+                 "tp=2,cp=2", "pp=2,cp=2"):  # fmt: skip
         with turn(text=text):
             compare(text)
 
