@@ -116,3 +116,38 @@ def own_parameters_of_no_adapter(world):
     with pytest.raises(ValueError, match=r"export: .*norm\.weight is trained, but is no part"):
         run.export(shared_folder())
     run.mesh.close()
+
+
+def own_adapters_that_tp_cannot_divide(world):
+    for config, message in (
+        (peft.IA3Config(task_type="CAUSAL_LM", target_modules=EVERY, feedforward_modules=[]),
+         "style 'colwise' divides an nn.Linear .* style 'replicate' works"),
+        (peft.AdaLoraConfig(task_type="CAUSAL_LM", target_modules=EVERY, total_step=9),
+         "style 'colwise' divides an nn.Linear .* style 'replicate' works"),
+    ):  # fmt: skip
+        model = peft.get_peft_model(a_model("LlamaForCausalLM"), config)
+        with turn(config=type(config).__name__), pytest.raises(ValueError, match=message) as caught:
+            parallelize(model, Layout(tp=4), loss=total_and_weight, optimizer=adamw)
+        assert "\n" not in str(caught.value)
+
+
+def own_adapters_on_the_device_meta(world):
+    def made() -> nn.Module:
+        with torch.device("meta"):
+            return adapted(init_lora_weights=True)
+
+    with pytest.raises(ValueError, match=r"lora_A\.default\.weight: .*reset_lora_parameters"):
+        parallelize(made(), Layout(dp=4, zero=3), loss=total_and_weight, optimizer=adamw)
+    model = made()
+    torch.manual_seed(2)
+    for layer in model.modules():
+        if hasattr(layer, "reset_lora_parameters"):
+            layer.lora_A.to_empty(device="cpu")
+            layer.lora_B.to_empty(device="cpu")
+            layer.reset_lora_parameters("default", True)
+    run = parallelize(model, Layout(dp=4, zero=3), loss=total_and_weight, optimizer=adamw)
+    run.export(folder := shared_folder())
+    weights = load_file(folder / "adapter_model.safetensors")
+    assert all(("lora_B" in name) == (not each.any()) for name, each in weights.items())
+    run.step(BatchEncoding(batches("LlamaForCausalLM")[0]))
+    run.mesh.close()

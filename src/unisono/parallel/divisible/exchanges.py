@@ -56,7 +56,19 @@ def copy_to_all(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
 
 @_of_torch
 def sum_of_all(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """Returns the sum of x over the ranks. The backward pass returns the gradient unchanged."""
+    """Returns the sum of x over the ranks. The backward pass returns the gradient unchanged.
+
+    >>> import unisono
+    >>> def sums():
+    ...     dist.init_process_group("unisono")
+    ...     x = torch.ones(2, requires_grad=True)
+    ...     own = copy_to_all(x, dist.group.WORLD) * (1 + dist.get_rank())
+    ...     whole = sum_of_all(own, dist.group.WORLD)
+    ...     whole.sum().backward()
+    ...     return whole.tolist(), x.grad.tolist()
+    >>> unisono.run(sums, ranks=2)[0]
+    ([3.0, 3.0], [3.0, 3.0])
+    """
     return _applied(_SumOfAll, x, group)
 
 
@@ -99,6 +111,15 @@ def keep_part(x: torch.Tensor, group: dist.ProcessGroup, *, dim: int) -> torch.T
     """Returns this rank's part of x along `dim`, where x is equal on all ranks.
 
     The backward pass joins the gradients of all parts.
+
+    >>> import unisono
+    >>> def parts():
+    ...     dist.init_process_group("unisono")
+    ...     part = keep_part(torch.arange(3.0), dist.group.WORLD, dim=0)
+    ...     whole = gather_copies(part, dist.group.WORLD, dim=0, length=3)
+    ...     return part.tolist(), whole.tolist()
+    >>> unisono.run(parts, ranks=2)
+    [([0.0, 1.0], [0.0, 1.0, 2.0]), ([2.0], [0.0, 1.0, 2.0])]
     """
     return _applied(_KeepPart, x, group, dim)
 
