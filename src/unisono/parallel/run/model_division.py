@@ -187,13 +187,10 @@ def parallelize(
     own = stages_of_rank(layout, mesh.coordinates["pp"]) if layout.pp > 1 else [0]
     stages = [(number, every[number]) for number in own]
     holders = stages_of_parameters(ties, every)
-    groups, calls = tie_groups(holders, mesh), CallOrder()
-    twice = held_twice(holders, layout)
+    groups, twice, calls = tie_groups(holders, mesh), held_twice(holders, layout), CallOrder()
     held, gathered = _divide_parameters(stages, mesh, ties, order, groups, calls, twice, types)
-    trained, frozen = (
-        [each for each in held if each.values.requires_grad is is_trained]
-        for is_trained in (True, False)
-    )
+    trained = [each for each in held if each.values.requires_grad]
+    frozen = [each for each in held if not each.values.requires_grad]
     values = _filled(
         RunWeights(trained, frozen, [each for _, each in stages], mesh, files), initial, weights
     )

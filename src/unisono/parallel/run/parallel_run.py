@@ -75,15 +75,13 @@ class ParallelRun(RunFiles):
         is called. `weight`: that of a part's loss. `is_local`: each rank of `dp` passes its own
         part of a batch.
         """
-        self.mesh, self.sets, self._frozen = mesh, sets, frozen
+        self.mesh, self.sets, self._frozen, self._optimizers = mesh, sets, frozen, optimizers
         self.stages = stages
         """Number and modules of each stage of this rank."""
-        self._optimizers = optimizers
         self.microbatches = microbatches
         """Number of microbatches of the next steps."""
         self.clip = clip
-        self.average: Any = None
-        """The `WeightAverage` of the run."""
+        self.average: Any = None  # the `WeightAverage` of the run
         self.gradient_norm = 0.0
         """Norm of all gradients of the last step, before clipping."""
         self.step_s: list[float] = []
@@ -167,11 +165,12 @@ class ParallelRun(RunFiles):
     @property
     def optimizer(self) -> torch.optim.Optimizer:
         """The only one of `optimizers`. Raises `ValueError` if there are several."""
-        if len(self.optimizers) > 1:
+        one, *more = self.optimizers
+        if more:
             raise ValueError(
-                f"optimizer: the run has {len(self.optimizers)} optimizers; run.optimizers has them"
+                f"optimizer: the run has {1 + len(more)} optimizers; run.optimizers has them"
             )
-        return self.optimizers[0]
+        return one
 
     @property
     def data_parallel_rank(self) -> int:
@@ -357,12 +356,9 @@ class ParallelRun(RunFiles):
         assert self._part is not None
         sent = self.mesh.bytes_sent()
         since = {name: sent[name] - self._sent_before.get(name, 0) for name in sent}
+        exchanged = self._timeline.exchanged_s()
         return self._figures.report(
-            self._part,
-            steps=self.steps,
-            step_s=self.step_s,
-            sent=since,
-            exchanged_s=self._timeline.exchanged_s(),
+            self._part, steps=self.steps, step_s=self.step_s, sent=since, exchanged_s=exchanged
         )
 
     def tasks(self) -> list[list[TaskGroup]]:
@@ -371,12 +367,10 @@ class ParallelRun(RunFiles):
         return pipeline.tasks() if pipeline is not None else []
 
     def passes(self) -> dict[str, TaskRun]:
-        """Returns the last step's forward and backward passes, measured and predicted. Collective.
+        """Returns the forward and backward passes of the last step in rank 0's pipeline, measured
+        and predicted: by the schedule with the median times of the measured passes. Collective.
 
-        The passes are those of rank 0's pipeline.
-
-        The prediction runs the schedule with the median times of the measured passes. Raises
-        `ValueError` before the first step.
+        Raises `ValueError` before the first step.
         """
         self._require_step("passes")
         return self._figures.passes()
