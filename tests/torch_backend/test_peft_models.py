@@ -25,6 +25,7 @@ from torch_backend.test_transformers_plans import (
     batches,
     in_float64,
     total_and_weight,
+    trained_alone,
 )
 from unisono.parallel import Layout, model_loss, parallelize
 
@@ -54,14 +55,7 @@ def loaded(folder: Path) -> nn.Module:
 @in_float64()
 def compare(text: str, microbatches: int = 2, **options: Any) -> None:
     model, layout, data = adapted(**options), Layout.parse(text), batches("LlamaForCausalLM")
-    optimizer, expected = adamw(list(model.parameters())), []
-    for batch in data:
-        optimizer.zero_grad()
-        total, weight = total_and_weight(model(**batch), batch)
-        (total / weight).backward()
-        norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        expected += [float(total.detach() / weight), float(norm)]
+    expected = trained_alone(model, data)
     loss = model_loss if layout.cp > 1 else total_and_weight
     run = parallelize(
         adapted(**options), layout, loss=loss, optimizer=adamw, clip=1.0,

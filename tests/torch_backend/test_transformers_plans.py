@@ -119,19 +119,26 @@ def adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, 1e-3)
 
 
-@in_float64()
-def compare(kind: str, text: str, microbatches: int = 1, **options: Any) -> float:
-    """Returns the largest difference from one process: of losses and norms, relative, and of
-    weights."""
-    model, layout, data = a_model(kind, **options), Layout.parse(text), batches(kind)
-    optimizer, expected = adamw(list(model.parameters())), []
+def trained_alone(model: nn.Module, data: list[dict[str, torch.Tensor]]) -> list[float]:
+    """Trains a model in this process. Returns the loss and the norm of the gradients of each
+    step."""
+    optimizer, found = adamw(list(model.parameters())), []
     for batch in data:
         optimizer.zero_grad()
         total, weight = total_and_weight(model(**batch), batch)
         (total / weight).backward()
         norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        expected += [float(total.detach() / weight), float(norm)]
+        found += [float(total.detach() / weight), float(norm)]
+    return found
+
+
+@in_float64()
+def compare(kind: str, text: str, microbatches: int = 1, **options: Any) -> float:
+    """Returns the largest difference from one process: of losses and norms, relative, and of
+    weights."""
+    model, layout, data = a_model(kind, **options), Layout.parse(text), batches(kind)
+    expected = trained_alone(model, data)
     run = parallelize(
         a_model(kind, **options), layout, loss=total_and_weight, optimizer=adamw, clip=1.0,
         microbatches=microbatches, example=data[0] if layout.pp > 1 else None,

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import nn
 
+from unisono.parallel.divisible.interfaces import MicrobatchPart
 from unisono.planner import Layout, part_of
 
 
@@ -81,3 +82,22 @@ class CubeTraffic(GridTraffic):
     def _longest(self, inputs: int) -> int:
         """Returns the length of the longest part along the depth, to which others are padded."""
         return -(-inputs // self._side)
+
+
+class GridElements:
+    """The elements that tensor parallelism on a grid sends; see `TensorParallel`."""
+
+    def __init__(self, traffic: GridTraffic) -> None:
+        self._traffic = traffic
+
+    def first_elements(self, part: MicrobatchPart, linears: Sequence[nn.Linear]) -> float:
+        return self._traffic.product(part.tokens, linears, is_last=False)
+
+    def last_elements(self, part: MicrobatchPart, linear: nn.Linear) -> float:
+        return self._traffic.product(part.tokens, [linear], is_last=True)
+
+    def look_up_elements(self, part: MicrobatchPart, vocab: int, width: int) -> float:
+        return self._traffic.look_up(part.tokens, vocab, width)
+
+    def sum_elements(self, part: MicrobatchPart, count: int) -> float:
+        return self._traffic.sums(part.tokens, count)

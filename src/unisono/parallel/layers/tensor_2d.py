@@ -16,7 +16,6 @@ import torch
 from torch import nn
 
 from unisono.parallel.divisible.exchanges import sum_to_parts, swap_blocks
-from unisono.parallel.divisible.interfaces import MicrobatchPart
 from unisono.parallel.layers.grid_cuts import (
     COLUMN,
     DEPTH,
@@ -24,18 +23,19 @@ from unisono.parallel.layers.grid_cuts import (
     cut_between_layers,
     cut_on_grid,
 )
-from unisono.parallel.layers.grid_traffic import PlaneTraffic
+from unisono.parallel.layers.grid_traffic import GridElements, PlaneTraffic
 from unisono.parallel.layers.summa import summa
 from unisono.parallel.layers.tensor_1d import own_rows
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import part_of
 
 
-class Tensor2D:
+class Tensor2D(GridElements):
     """The matrices of a layer, divided over planes of q x q ranks; see `TensorParallel`."""
 
     def __init__(self, mesh: TrainingMesh) -> None:
-        self._mesh, self._traffic = mesh, PlaneTraffic(mesh.layout, mesh.coordinates)
+        super().__init__(PlaneTraffic(mesh.layout, mesh.coordinates))
+        self._mesh = mesh
         self._planes, self.parts, _ = mesh.layout.tensor_grid
         place = mesh.coordinates
         self._depth, self._row, self._column = (place[axis] for axis in (DEPTH, ROW, COLUMN))
@@ -84,15 +84,3 @@ class Tensor2D:
         peer = (self._depth * self.parts + self._column) * self.parts + self._row
         _, own_width = part_of(width, self._column, self.parts)
         return swap_blocks(found, self._mesh.group("tp"), peer=peer, width=own_width)
-
-    def first_elements(self, part: MicrobatchPart, linears: Sequence[nn.Linear]) -> float:
-        return self._traffic.product(part.tokens, linears, is_last=False)
-
-    def last_elements(self, part: MicrobatchPart, linear: nn.Linear) -> float:
-        return self._traffic.product(part.tokens, [linear], is_last=True)
-
-    def look_up_elements(self, part: MicrobatchPart, vocab: int, width: int) -> float:
-        return self._traffic.look_up(part.tokens, vocab, width)
-
-    def sum_elements(self, part: MicrobatchPart, count: int) -> float:
-        return self._traffic.sums(part.tokens, count)

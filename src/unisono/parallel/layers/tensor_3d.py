@@ -18,7 +18,6 @@ from torch import nn
 from torch.nn import functional
 
 from unisono.parallel.divisible.exchanges import gather_parts, sum_to_parts
-from unisono.parallel.divisible.interfaces import MicrobatchPart
 from unisono.parallel.layers.grid_cuts import (
     COLUMN,
     DEPTH,
@@ -26,17 +25,18 @@ from unisono.parallel.layers.grid_cuts import (
     cut_between_layers,
     cut_on_grid,
 )
-from unisono.parallel.layers.grid_traffic import CubeTraffic
+from unisono.parallel.layers.grid_traffic import CubeTraffic, GridElements
 from unisono.parallel.layers.tensor_1d import own_rows
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import part_of
 
 
-class Tensor3D:
+class Tensor3D(GridElements):
     """The matrices of a layer, divided over a cube of l x l x l ranks; see `TensorParallel`."""
 
     def __init__(self, mesh: TrainingMesh) -> None:
-        self._mesh, self._traffic = mesh, CubeTraffic(mesh.layout, mesh.coordinates)
+        super().__init__(CubeTraffic(mesh.layout, mesh.coordinates))
+        self._mesh = mesh
         self.parts = mesh.layout.tensor_grid.column
         self._place = mesh.coordinates
 
@@ -88,15 +88,3 @@ class Tensor3D:
         """
         _, count = part_of(width, self._place[axis], self.parts)
         return gather_parts(weight, self._mesh.group(DEPTH), dim=1, length=count)
-
-    def first_elements(self, part: MicrobatchPart, linears: Sequence[nn.Linear]) -> float:
-        return self._traffic.product(part.tokens, linears, is_last=False)
-
-    def last_elements(self, part: MicrobatchPart, linear: nn.Linear) -> float:
-        return self._traffic.product(part.tokens, [linear], is_last=True)
-
-    def look_up_elements(self, part: MicrobatchPart, vocab: int, width: int) -> float:
-        return self._traffic.look_up(part.tokens, vocab, width)
-
-    def sum_elements(self, part: MicrobatchPart, count: int) -> float:
-        return self._traffic.sums(part.tokens, count)
