@@ -60,6 +60,7 @@ def figures(text):
     for _ in range(2):
         run.step(*batch)
     report, used = run.report(), live_bytes() - before
+    assert report.tokens == SAMPLES * SHAPE.positions
     run.mesh.close()
     return report, used
 

@@ -63,6 +63,7 @@ def _figures(run: LayoutRun, trained: ParallelRun, predicted: dict[str, Any]) ->
         "hidden_s": report.hidden_s,
         "placement": report.placement,
         "step_s": report.step_s,
+        "tokens_per_s": report.tokens / report.step_s,
         "peak_bytes": peaks,
         "layout": asdict(run.layout),
         "predicted": {

@@ -42,6 +42,8 @@ class RunReport:
     steps: int
     step_s: float
     """Seconds of a step on the slowest rank: the median over the steps after the first."""
+    tokens: int
+    """Samples times positions of the last step's batch; the samples, if they have no positions."""
     bytes_sent: Mapping[str, ByRank]
     """Bytes sent in the last step, by axis and rank. If two axes have the same ranks, the bytes are
     counted for the first."""
@@ -183,6 +185,7 @@ def make_report(layout: Layout, figures: Sequence[Mapping[str, Any]]) -> RunRepo
         layout=layout,
         steps=figures[0]["steps"],
         step_s=max(median(each["step_s"][1:] or each["step_s"]) for each in figures),
+        tokens=figures[0]["tokens"],
         bytes_sent=_by_name([each["bytes_sent"] for each in figures]),
         memory=_by_name([each["memory"] for each in figures]),
         exposed_s=tuple(each["exchanged_s"][0] for each in figures),

@@ -76,6 +76,7 @@ class StepFigures:
             "pipeline": mesh.ranks("pp"),
             "steps": steps,
             "step_s": step_s,
+            "tokens": part.samples * part.microbatches[0].positions * mesh.layout.cp,
             "busy_s": self._clock.busy_s,
             "span": self._clock.span,
             "bytes_sent": sent,
