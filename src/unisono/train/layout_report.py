@@ -74,7 +74,8 @@ def time_line(result: Mapping[str, Any]) -> str:
     """Returns a step's time, its tokens, exposed communication, and a pipeline's bubble (share of
     waiting), in one line."""
     exposed_ms = max(result["exposed_s"]) * 1e3
-    text = f"step {result['step_s'] * 1e3:.1f} ms, {result['tokens_per_s']:,.0f} tokens a second"
+    unit = "tokens" if "tokens_per_s" in result else "samples"
+    text = f"step {result['step_s'] * 1e3:.1f} ms, {result[f'{unit}_per_s']:,.0f} {unit} a second"
     text += f", {exposed_ms:.1f} ms of exchanges after the passes"
     if "step_s" in result["predicted"]:
         text += f", {_forecast(result['predicted'])}"

@@ -49,6 +49,7 @@ def train_layout(run: LayoutRun, emit: Emit) -> None:
 
 def _figures(run: LayoutRun, trained: ParallelRun, predicted: dict[str, Any]) -> dict[str, Any]:
     report: RunReport = trained.report()
+    unit = "tokens" if report.tokens > run.batch else "samples"
     peaks: list[Any] = [None] * dist.get_world_size()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIBIBYTE
     dist.all_gather_object(peaks, peak)
@@ -63,7 +64,7 @@ def _figures(run: LayoutRun, trained: ParallelRun, predicted: dict[str, Any]) ->
         "hidden_s": report.hidden_s,
         "placement": report.placement,
         "step_s": report.step_s,
-        "tokens_per_s": report.tokens / report.step_s,
+        f"{unit}_per_s": report.tokens / report.step_s,
         "peak_bytes": peaks,
         "layout": asdict(run.layout),
         "predicted": {
