@@ -73,16 +73,6 @@ def test_refusals(arguments: tuple[str, ...], text: str) -> None:
     assert text in " ".join(output.replace("│", " ").split())
 
 
-def test_validation() -> None:
-    result = CliRunner().invoke(app, ["plan", "--validate", "--json", "out.json"])
-    assert result.exit_code == 0
-    texts = ("held out", "vTrain single", "eager_launch_s", "reserved memory", "BLOOM tuning")
-    for text in texts:
-        assert text in result.output
-    found = json.loads(Path("out.json").read_text())
-    assert {"errors", "judged", "memory", "constants"} <= set(found)
-
-
 def test_a_given_network() -> None:
     given = ("--layout", "dp=8,tp=2", "--topology")
     fast = plan(*GPT, *given, "torus:4x4,bandwidth=400Gbit", "--json", "fast.json")
@@ -148,13 +138,6 @@ def test_pareto_front_and_scaling() -> None:
     assert curve[0]["scale_factor"] == 1 and curve[-1]["devices"] == 16
 
 
-def test_picture_of_errors() -> None:
-    pytest.importorskip("matplotlib")
-    code, output = plan("--validate", "--plot", "errors.png")
-    assert code == 0 and "written: errors.png" in output
-    assert Path("errors.png").read_bytes().startswith(b"\x89PNG")
-
-
 @pytest.mark.parametrize("options", [(), ("--layout", "dp=4,tp=4,zero=1")])
 def test_picture_of_the_four_walls(options: tuple[str, ...]) -> None:
     pytest.importorskip("matplotlib")
@@ -213,10 +196,7 @@ def test_cost_checkpoints_and_sensitivity() -> None:
         ((*GPT, "--scaling", "--objective", "cost"), "leave --scaling out"),
         ((*GPT, "--layout", "dp=16", "--keep", "3"), "leave --layout out"),
         ((*GPT, "--pareto", "--scaling"), "state one of them"),
-        ((*GPT, "--validate"), "--validate does not go with --model, --cluster, --batch"),
-        (("--validate", "--save", "x"), "--validate does not go with --save"),
         (("--calibrate", "a.txt", "--seq", "8"), "--calibrate does not go with --seq"),
-        (("--calibrate", "a.txt", "--validate"), "--validate does not go with FILES, --calibrate"),
     ],
 )
 def test_refusals_of_modes(arguments: tuple[str, ...], text: str) -> None:

@@ -21,8 +21,7 @@ def plan(context: typer.Context, options: PlanOptions) -> None:
     The times have an interval that holds 80 % of measured steps.
 
     With --layout, predict one layout. --pareto and --scaling compare numbers of devices. With
-    --calibrate, make a calibration from own measurements. With --validate, print the errors on
-    published runs.
+    --calibrate, make a calibration from own measurements.
     """
     try:
         options.check()
@@ -40,10 +39,6 @@ def plan(context: typer.Context, options: PlanOptions) -> None:
 
 
 def _output(options: PlanOptions) -> PlanOutput:
-    if options.validate:
-        from unisono.commands.planning.planner_errors import errors_output
-
-        return errors_output(options)
     if options.calibrate:
         from unisono.commands.planning.own_measurements import calibration_output
 

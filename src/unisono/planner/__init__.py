@@ -11,8 +11,8 @@ True
 `inputs/` describes model, cluster, layout and workload. `prediction.py` combines the results of
 `memory/` and `step_times/`, which use `constants/`. `pipeline/` has the order of a pipeline's
 tasks. `recommendation/` predicts models with embedding tables. `layout_search/` compares
-predictions. `validation/` compares them with published runs, and `calibration/` fits constants and
-error intervals.
+predictions. `own_measurements/` has the user's own measurements. The repository's folder
+`calibration/` fits the constants to published runs.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ from unisono.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from unisono.planner.bottleneck_plot import save_bottleneck_plot
-    from unisono.planner.calibration.calibration_from_files import calibrate
-    from unisono.planner.calibration.own_runs import read_own_runs
     from unisono.planner.checkpoint_interval import (
         FAILURES_PER_DEVICE_HOUR,
         CheckpointPlan,
@@ -39,9 +37,6 @@ if TYPE_CHECKING:
         constants_from,
         default_constants,
     )
-    from unisono.planner.constants.error_distribution import ErrorDistribution
-    from unisono.planner.constants.own_calibration import Calibration, LinkRate
-    from unisono.planner.constants.own_run import OwnRun
     from unisono.planner.inputs.device_cluster import Cluster
     from unisono.planner.inputs.devices import Device, catalogue, device_named
     from unisono.planner.inputs.hugging_face import from_hugging_face
@@ -70,6 +65,11 @@ if TYPE_CHECKING:
     )
     from unisono.planner.memory.memory_changes import MemoryChange, smallest_change
     from unisono.planner.memory.zero_states import StateBytes, state_bytes
+    from unisono.planner.own_measurements.calibration import Calibration, LinkRate
+    from unisono.planner.own_measurements.calibration_from_files import calibrate
+    from unisono.planner.own_measurements.measured_run import MeasuredRun
+    from unisono.planner.own_measurements.own_run import OwnRun
+    from unisono.planner.own_measurements.own_runs import read_own_runs
     from unisono.planner.pipeline.pipeline_bubble import bubble_share
     from unisono.planner.pipeline.pipeline_run import PipelineRun, run_schedule, stage_tasks
     from unisono.planner.pipeline.pipeline_schedule import (
@@ -98,37 +98,6 @@ if TYPE_CHECKING:
     from unisono.planner.step_sensitivity import Sensitivity, sensitivity
     from unisono.planner.step_times.time_tree import TimeNode
     from unisono.planner.training_cost import RunCost, training_run, training_seconds
-    from unisono.planner.validation.error_rows import ErrorRow, validate
-    from unisono.planner.validation.error_tables import (
-        errors_markdown,
-        intervals_markdown,
-        own_runs_markdown,
-    )
-    from unisono.planner.validation.ground_truth import MeasuredRun, measured_runs, run_of_row
-    from unisono.planner.validation.judged_errors import (
-        JUDGED_COLUMNS,
-        JudgedErrors,
-        judged_cells,
-        judged_errors,
-        judged_markdown,
-    )
-    from unisono.planner.validation.judged_runs import judged_runs
-    from unisono.planner.validation.layout_ranking import (
-        RankedGroup,
-        ranked_groups,
-        ranking,
-        tau_limit,
-    )
-    from unisono.planner.validation.memory_comparison import MemoryComparison, validate_memory
-    from unisono.planner.validation.own_run_errors import OwnRunErrors
-    from unisono.planner.validation.predicted_runs import predict_run
-    from unisono.planner.validation.ranking_table import (
-        RANKING_COLUMNS,
-        ranking_cells,
-        ranking_markdown,
-        rankings,
-    )
-    from unisono.planner.validation.validation_plot import save_validation_plot
 
 _NAMES = {
     "checkpoint_interval": (
@@ -146,15 +115,15 @@ _NAMES = {
         "simulate_pipeline",
         "smaller_clusters",
     ),
-    "calibration.calibration_from_files": ("calibrate",),
-    "calibration.own_runs": ("read_own_runs",),
+    "own_measurements.calibration_from_files": ("calibrate",),
+    "own_measurements.own_runs": ("read_own_runs",),
     "layout_search.layout_front": ("pareto_front",),
-    "constants.own_calibration": (
+    "own_measurements.calibration": (
         "Calibration",
         "LinkRate",
     ),
-    "constants.own_run": ("OwnRun",),
-    "constants.error_distribution": ("ErrorDistribution",),
+    "own_measurements.measured_run": ("MeasuredRun",),
+    "own_measurements.own_run": ("OwnRun",),
     "layout_search.device_scaling": (
         "ScalingPoint",
         "scaling_curve",
@@ -177,7 +146,6 @@ _NAMES = {
     ),
     "inputs.device_cluster": ("Cluster",),
     "inputs.devices": ("Device", "catalogue", "device_named"),
-    "validation.ground_truth": ("MeasuredRun", "measured_runs", "run_of_row"),
     "inputs.layout": ("SCHEDULES", "Layout", "nearest_divisor"),
     "inputs.tensor_grid": ("TENSOR_KINDS", "TensorGrid"),
     "inputs.tensor_volume": ("layer_elements",),
@@ -213,27 +181,6 @@ _NAMES = {
         "TablePiece",
         "TablePlacement",
     ),
-    "validation.error_rows": ("ErrorRow", "validate"),
-    "validation.error_tables": ("errors_markdown", "intervals_markdown", "own_runs_markdown"),
-    "validation.judged_errors": (
-        "JUDGED_COLUMNS",
-        "JudgedErrors",
-        "judged_cells",
-        "judged_errors",
-        "judged_markdown",
-    ),
-    "validation.judged_runs": ("judged_runs",),
-    "validation.layout_ranking": ("RankedGroup", "ranked_groups", "ranking", "tau_limit"),
-    "validation.memory_comparison": ("MemoryComparison", "validate_memory"),
-    "validation.own_run_errors": ("OwnRunErrors",),
-    "validation.predicted_runs": ("predict_run",),
-    "validation.ranking_table": (
-        "RANKING_COLUMNS",
-        "ranking_cells",
-        "ranking_markdown",
-        "rankings",
-    ),
-    "validation.validation_plot": ("save_validation_plot",),
     "bottleneck_plot": ("save_bottleneck_plot",),
     "inputs.workload": ("PRECISIONS", "RECOMPUTE", "SOFTWARE", "Workload"),
 }
@@ -244,11 +191,9 @@ __getattr__ = lazy_names(
 __all__ = [
     "FAILURES_PER_DEVICE_HOUR",
     "INTERACTIONS",
-    "JUDGED_COLUMNS",
     "OBJECTIVES",
     "PRECISIONS",
     "PRESETS",
-    "RANKING_COLUMNS",
     "RECOMPUTE",
     "SCHEDULES",
     "SOFTWARE",
@@ -264,22 +209,16 @@ __all__ = [
     "Device",
     "Dlrm",
     "DlrmPrediction",
-    "ErrorDistribution",
-    "ErrorRow",
-    "JudgedErrors",
     "Layout",
     "LinkRate",
     "MeasuredRun",
     "MemoryChange",
-    "MemoryComparison",
     "OwnRun",
-    "OwnRunErrors",
     "PipelineRun",
     "PipelineSchedule",
     "PipelineSimulation",
     "PlacedTable",
     "Prediction",
-    "RankedGroup",
     "RunCost",
     "ScalingPoint",
     "SearchCounts",
@@ -311,46 +250,30 @@ __all__ = [
     "device_named",
     "divides_heads",
     "dlrm_presets",
-    "errors_markdown",
     "forward_flops",
     "from_hugging_face",
     "goodput",
-    "intervals_markdown",
     "is_dlrm",
-    "judged_cells",
-    "judged_errors",
-    "judged_markdown",
-    "judged_runs",
     "layer_activation_bytes",
     "layer_elements",
     "load_dlrm",
     "load_model",
-    "measured_runs",
     "model_named",
     "nearest_divisor",
     "output_activation_bytes",
-    "own_runs_markdown",
     "pareto_front",
     "part_of",
     "pass_bytes",
     "place_tables",
     "predict",
-    "predict_run",
     "rank_loads",
-    "ranked_groups",
-    "ranking",
-    "ranking_cells",
-    "ranking_markdown",
-    "rankings",
     "read_own_runs",
     "require_heads",
-    "run_of_row",
     "run_schedule",
     "run_tasks",
     "save_bottleneck_plot",
     "save_front_plot",
     "save_task_plot",
-    "save_validation_plot",
     "scaling_curve",
     "search",
     "sensitivity",
@@ -364,11 +287,8 @@ __all__ = [
     "step_bytes",
     "step_flops",
     "task_svg",
-    "tau_limit",
     "training_days",
     "training_run",
     "training_seconds",
-    "validate",
-    "validate_memory",
     "young_interval_s",
 ]

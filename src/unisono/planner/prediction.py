@@ -8,15 +8,8 @@ from functools import cached_property, lru_cache
 from math import exp, hypot, sqrt
 from typing import overload
 
-import numpy as np
-from numpy.typing import NDArray
-
-from unisono.planner.constant_derivatives import log_gradient
 from unisono.planner.constants.calibrated_constants import CalibratedConstants, default_constants
-from unisono.planner.constants.error_distribution import ErrorDistribution
-from unisono.planner.constants.own_calibration import Calibration
-from unisono.planner.constants.own_run import OwnRun
-from unisono.planner.constants.own_run_posterior import OwnRunPosterior
+from unisono.planner.constants.prediction_error import NORMAL_80, ErrorCauses
 from unisono.planner.inputs.device_cluster import Cluster
 from unisono.planner.inputs.layout import Layout
 from unisono.planner.inputs.layout_check import check_layout
@@ -24,6 +17,8 @@ from unisono.planner.inputs.training_flops import step_flops
 from unisono.planner.inputs.transformer import APPROXIMATION_DEVIATION, Transformer
 from unisono.planner.inputs.workload import Workload
 from unisono.planner.memory.stage_memory import MEMORY_KINDS
+from unisono.planner.own_measurements.calibration import Calibration
+from unisono.planner.own_measurements.own_run import OwnRun
 from unisono.planner.recommendation.dlrm_prediction import DlrmPrediction, predict_dlrm
 from unisono.planner.recommendation.dlrm_shape import Dlrm
 from unisono.planner.run_choices import RunModel
@@ -71,47 +66,34 @@ class Prediction:
 
     @property
     def own_runs(self) -> int:
-        """Number of the user's own runs on this device (`calibration`)."""
-        return len(self._run.own.runs) if self._run.own else 0
+        """Number of the user's own runs with this device and software (`calibration`)."""
+        return len(self._run.own_factors(self.layout).runs)
 
     @cached_property
-    def derivatives(self) -> NDArray[np.float64]:
-        """Derivatives of the logarithm of the step time by the logarithms of the constants of
-        `CalibratedConstants.covariance`, without the user's own runs.
-        """
-        names = self._run.before.covariance.names
-        return log_gradient(
-            self._run.blind_times, names, self.layout, self._micro_batch, self._recompute
-        )
-
-    @cached_property
-    def errors(self) -> ErrorDistribution:
-        """Distribution of the logarithm of measured over predicted time."""
-        return self._errors(self._run.own or self._run.blind)
-
-    def _errors(self, known: OwnRunPosterior) -> ErrorDistribution:
-        like = self._run.similarity(self.layout, self._micro_batch, self._recompute)
-        return known.errors(like, self.derivatives)
-
-    @cached_property
-    def _half_width(self) -> float:
-        """Half of the width of the 80 % interval of the logarithm of the step time."""
-        return self._widened(self.errors)
-
-    def _widened(self, errors: ErrorDistribution) -> float:
-        """Returns the half width of the interval of a distribution, with the model's
-        approximations.
-        """
-        quantile = self._run.constants.interval_quantile
-        rough = APPROXIMATION_DEVIATION * sqrt(len(self.model.approximations))
-        return hypot(errors.half_width(quantile), quantile * rough)
+    def _blind_kinds(self) -> Mapping[str, float]:
+        """Seconds by kind without the user's own runs."""
+        return self._run.times.step(self.layout, self._micro_batch, self._recompute)
 
     @property
+    def causes(self) -> ErrorCauses:
+        """Causes of the error of this prediction."""
+        return ErrorCauses.of(self._blind_kinds, self._run.properties)
+
+    @cached_property
     def deviation(self) -> float:
-        """Standard deviation of the normal distribution that has the same 80 % interval of the
-        logarithm of measured over predicted time.
-        """
-        return self._half_width / self._run.constants.interval_quantile
+        """Standard deviation of the logarithm of measured over predicted time."""
+        known = self._run.own_factors(self.layout).deviation(self.causes)
+        return hypot(known, self._rough_deviation)
+
+    @property
+    def _rough_deviation(self) -> float:
+        """Part of the deviation that comes from the model's approximations."""
+        return APPROXIMATION_DEVIATION * sqrt(len(self.model.approximations))
+
+    @property
+    def _half_width(self) -> float:
+        """Half of the width of the 80 % interval of the logarithm of the step time."""
+        return NORMAL_80 * self.deviation
 
     @property
     def low_s(self) -> float:
@@ -127,14 +109,16 @@ class Prediction:
         """Returns the run with this layout that took `measured_s` seconds, for a `Calibration`.
         The prediction must not be calibrated with own runs.
         """
-        names = self._run.before.covariance.names
-        pairs = zip(names, self.derivatives, strict=True)
+        causes = self.causes
         return OwnRun(
             name=name,
-            like=self._run.similarity(self.layout, self._micro_batch, self._recompute),
+            device=self.cluster.kind.name,
+            software=self._run.software(self.layout),
+            exchange=causes.exchange,
+            host=causes.host,
+            properties=causes.properties,
             measured_s=measured_s,
             predicted_s=self.step_s,
-            derivatives=tuple((name, float(value)) for name, value in pairs if value),
         )
 
     @property
@@ -166,12 +150,11 @@ class Prediction:
         if not self._run.calibrated:
             return text
         if not self.own_runs:
-            return f"{text}; the calibration has no run of this device"
-        blind = self._errors(self._run.blind)
-        before = exp(self._widened(blind)) - 1
+            return f"{text}; the calibration has no run with this device and software"
+        blind = hypot(self.causes.deviation(self._run.constants.sigma), self._rough_deviation)
+        before = exp(NORMAL_80 * blind) - 1
         runs = f"{self.own_runs} own run{'s' if self.own_runs > 1 else ''}"
-        kinds = self._run.blind_times.step(self.layout, self._micro_batch, self._recompute)
-        change = self.step_s / sum(kinds.values())
+        change = self.step_s / sum(self._blind_kinds.values())
         return f"{text} after {runs}, {before:.0%} without; step time x {change:.3f}"
 
     @property

@@ -7,19 +7,15 @@ from dataclasses import replace
 from functools import cached_property
 
 from unisono.planner.constants.calibrated_constants import CalibratedConstants
-from unisono.planner.constants.own_calibration import Calibration
-from unisono.planner.constants.own_run_posterior import OwnRunPosterior
-from unisono.planner.constants.run_similarity import (
-    RunSimilarity,
-    error_causes,
-    similarity,
-)
+from unisono.planner.constants.prediction_error import group_of, properties_of
 from unisono.planner.inputs.device_cluster import Cluster
 from unisono.planner.inputs.layer_division import stage_layers
 from unisono.planner.inputs.layout import Layout
 from unisono.planner.inputs.transformer import Transformer
-from unisono.planner.inputs.workload import RECOMPUTE, Workload
+from unisono.planner.inputs.workload import EAGER, RECOMPUTE, Workload
 from unisono.planner.memory.stage_memory import MemoryModel
+from unisono.planner.own_measurements.calibration import Calibration
+from unisono.planner.own_measurements.own_factors import OwnFactors
 from unisono.planner.step_times.step_time import StepModel
 
 _LARGEST_MICRO_BATCH = 64
@@ -38,16 +34,20 @@ class RunModel:
         constants: CalibratedConstants,
         calibration: Calibration | None = None,
     ) -> None:
-        self.own: OwnRunPosterior | None = None
-        """Information in the user's runs on this device; None without such runs."""
         self.calibrated = calibration is not None and bool(calibration.runs)
+        own = calibration.own_runs(cluster.kind.name) if calibration else ()
         if calibration is not None:
             constants = calibration.with_links(cluster, constants)
-            self.own = calibration.own_runs(cluster, constants)
         self.model, self.cluster, self.workload = model, cluster, workload
-        self.before = constants
-        """The constants without the user's runs."""
-        self.constants = constants = self.own.constants if self.own else constants
+        self.constants = constants
+        self.properties = properties_of(model, cluster, workload)
+        """Properties that add to the errors of predictions."""
+        self._own = {
+            software: OwnFactors([run for run in own if run.software == software], constants.sigma)
+            for software in dict.fromkeys(run.software for run in own)
+        }
+        self._factors = {name: each.factors(self.properties) for name, each in self._own.items()}
+        self._blind = OwnFactors((), constants.sigma)
         self.times = StepModel(model, cluster, workload, constants)
         self.capacity_bytes = int(cluster.kind.memory_bytes * USABLE_MEMORY)
         self.memory = MemoryModel(
@@ -58,41 +58,29 @@ class RunModel:
             capacity_bytes=self.capacity_bytes,
         )
         self._chunk_counts: dict[tuple[int, str, int, bool], list[int]] = {}
-        self._factors: dict[RunSimilarity, float] = {}
 
     def step(self, layout: Layout, micro_batch: int, recompute: str) -> dict[str, float]:
         """Returns the seconds of a step by kind; their sum is the step time."""
         kinds = self.times.step(layout, micro_batch, recompute)
-        if self.own is None:
+        factors = self._factors.get(self.software(layout)) if self._own else None
+        if factors is None:
             return kinds
-        like = self.similarity(layout, micro_batch, recompute)
-        factor = self._factors.get(like)
-        if factor is None:
-            factor = self._factors[like] = self.own.factor(like)
-        return {kind: seconds * factor for kind, seconds in kinds.items()}
+        return {kind: seconds * factors[group_of(kind)] for kind, seconds in kinds.items()}
 
-    def similarity(self, layout: Layout, micro_batch: int, recompute: str) -> RunSimilarity:
-        """Returns the properties that determine the error of the prediction of a layout."""
-        job = replace(self.workload, micro_batch=micro_batch, recompute=recompute)
-        return similarity(self.model, self.cluster, layout, job, self.workload)
+    def software(self, layout: Layout) -> str:
+        """Returns the name under which own runs with the software of a layout count."""
+        # Megatron-LM of 2021 and 2022 differ only in the exchanges that they hide.
+        found = self.workload.software_of(layout, self.cluster.kind.architecture)
+        return "megatron" if found in EAGER else found
 
-    @cached_property
-    def blind(self) -> OwnRunPosterior:
-        """The distribution of errors without the user's runs."""
-        return OwnRunPosterior((), self.before)
-
-    @cached_property
-    def blind_times(self) -> StepModel:
-        """The step times without the user's runs."""
-        return self.times if self.own is None else self.times.with_constants(self.before)
+    def own_factors(self, layout: Layout) -> OwnFactors:
+        """Returns what the user's runs say about a layout."""
+        return self._own.get(self.software(layout), self._blind)
 
     @cached_property
     def least_factor(self) -> float:
-        """Smallest factor that the user's own runs give for the time of a layout of this model."""
-        if self.own is None:
-            return 1.0
-        causes = error_causes(self.model, self.cluster, self.workload)
-        return self.own.least_factor(self.model, causes)
+        """Smallest factor that the user's own runs give for a kind of time of some layout."""
+        return min([1.0, *(min(each.values()) for each in self._factors.values())])
 
     def fastest(self, layout: Layout) -> tuple[Layout, int, str, dict[str, float]]:
         """Returns the fastest choice that fits in memory, or if none fits, the choice that needs
@@ -116,7 +104,7 @@ class RunModel:
                 step_s = sum(kinds.values())
                 if best is None or step_s < best_s:
                     best, best_s = (full, micro_batch, recompute, kinds), step_s
-                if self.own is None:
+                if not self._own:
                     break  # the remaining recomputation modes are slower
         if best is None:
             if smallest is None:

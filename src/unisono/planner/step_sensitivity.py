@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from math import log
 
 from unisono.planner.constants.calibrated_constants import CalibratedConstants, default_constants
-from unisono.planner.constants.own_calibration import Calibration
 from unisono.planner.inputs.device_cluster import Cluster
 from unisono.planner.inputs.layout import Layout
 from unisono.planner.inputs.transformer import Transformer
 from unisono.planner.inputs.workload import Workload
+from unisono.planner.own_measurements.calibration import Calibration
 from unisono.planner.prediction import predict
 from unisono.planner.recommendation.dlrm_shape import Dlrm
 from unisono.planner.stated_inputs import stated_cluster, stated_layout, stated_model

@@ -55,11 +55,10 @@ def _runs_table(calibration: Calibration) -> Table:
         left = name in ("run", "device", "software")
         table.add_column(name, justify="left" if left else "right")
     for run in calibration.runs:
-        device, software = run.like.machine
         table.add_row(
             run.name,
-            device,
-            software,
+            run.device,
+            run.software,
             f"{run.measured_s:.4g} s",
             f"{run.predicted_s:.4g} s",
             f"{exp(run.error):.3f}",

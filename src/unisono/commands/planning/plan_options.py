@@ -127,7 +127,7 @@ class PlanOptions:
             callback=writable,
             metavar="FILE",
             help="Draw the layouts' four walls: memory, performance, communication, tuning; or "
-            "--pareto, or --validate (PNG or SVG).",
+            "--pareto (PNG or SVG).",
         ),
     ] = None
     scaling: Annotated[
@@ -175,9 +175,6 @@ class PlanOptions:
             help="Rate of the storage, for --checkpoints; by default 2e9 for each host.",
         ),
     ] = None
-    validate: Annotated[
-        bool, typer.Option("--validate", help="Print the errors on published runs by source.")
-    ] = False
     json_path: JsonOption = None
 
     def check(self) -> None:
@@ -188,13 +185,11 @@ class PlanOptions:
             raise ValueError("--calibrate needs FILES: collectives or own step times")
         if self.plot_path is not None and (self.scaling or self.calibrate):
             raise ValueError("--plot does not draw --scaling or --calibrate")
-        self._check_alone("validate", "plot_path", "json_path")
         self._check_alone("calibrate", "files", "cluster", "topology", "save_path", "json_path")
         self._check_needs()
         self._check_searches()
-        whole = self.validate or self.calibrate
-        if not whole and None in (self.model, self.cluster, self.batch):
-            raise ValueError("--model, --cluster and --batch are needed (or --validate)")
+        if not self.calibrate and None in (self.model, self.cluster, self.batch):
+            raise ValueError("--model, --cluster and --batch are needed (or --calibrate)")
 
     def _check_alone(self, mode: str, *others: str) -> None:
         """Raises ValueError for options that a mode would ignore."""

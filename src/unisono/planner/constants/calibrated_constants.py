@@ -8,10 +8,6 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
-from unisono.planner.constants.constant_covariance import (
-    ConstantCovariance,
-    constant_covariances,
-)
 from unisono.planner.data_files import data_text
 from unisono.planner.inputs.workload import MEGATRON_CORE, TORCH_FSDP
 
@@ -107,12 +103,8 @@ class CalibratedConstants:
     fragmentation: float
     """Ratio of the memory that the allocator reserves to the memory of live tensors."""
     sigma: Mapping[str, float] = field(hash=False)
-    """Standard deviation of the logarithm of measured over predicted time, for each cause of
-    errors except wrong constants."""
-    interval_quantile: float
-    """Half of the width of the 80 % interval of the logarithm, in standard deviations."""
-    covariance: ConstantCovariance = field(default_factory=ConstantCovariance, hash=False)
-    """Uncertainty of the fitted constants."""
+    """Standard deviation of each part of the logarithm of measured over predicted time
+    (`prediction_error`)."""
 
     def matmul(self, architecture: str, precision: str) -> float:
         """Returns the share of the peak that large matrix products reach."""
@@ -149,7 +141,7 @@ class CalibratedConstants:
 @cache
 def default_constants() -> CalibratedConstants:
     """Returns the constants that the package ships."""
-    return constants_from(constants_document(), constant_covariances()["all"])
+    return constants_from(constants_document())
 
 
 @cache
@@ -159,12 +151,8 @@ def constants_document() -> Mapping[str, Any]:
     return found
 
 
-def constants_from(
-    document: Mapping[str, Any], covariance: ConstantCovariance | None = None
-) -> CalibratedConstants:
-    """Returns the constants of a document such as `data/constants.json`. Without `covariance`, the
-    constants are certain.
-    """
+def constants_from(document: Mapping[str, Any]) -> CalibratedConstants:
+    """Returns the constants of a document such as `data/constants.json`."""
     groups: dict[str, Any] = {"efficiency": {}, "attention": {}, "tile_loss": {}, "sigma": {}}
     values: dict[str, Any] = {}
     for name, entry in document["constants"].items():
@@ -173,7 +161,7 @@ def constants_from(
             groups[group][key] = entry["value"]
         else:
             values[name] = entry["value"]
-    return CalibratedConstants(**groups, **values, covariance=covariance or ConstantCovariance())
+    return CalibratedConstants(**groups, **values)
 
 
 def _family(precision: str) -> str:

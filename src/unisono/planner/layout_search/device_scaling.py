@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from unisono.planner.constants.calibrated_constants import CalibratedConstants
-from unisono.planner.constants.own_calibration import Calibration
 from unisono.planner.inputs.device_cluster import Cluster
 from unisono.planner.inputs.transformer import Transformer
 from unisono.planner.inputs.workload import Workload
 from unisono.planner.layout_search.search import search, smaller_clusters
+from unisono.planner.own_measurements.calibration import Calibration
 from unisono.planner.prediction import Prediction
 from unisono.planner.stated_inputs import (
     require_executor,

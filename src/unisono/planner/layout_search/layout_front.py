@@ -8,7 +8,6 @@ from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
 from unisono.planner.constants.calibrated_constants import CalibratedConstants, default_constants
-from unisono.planner.constants.own_calibration import Calibration
 from unisono.planner.inputs.device_cluster import Cluster
 from unisono.planner.inputs.transformer import Transformer
 from unisono.planner.inputs.workload import Workload
@@ -20,6 +19,7 @@ from unisono.planner.layout_search.layout_options import (
 )
 from unisono.planner.layout_search.parallel_calls import results_of
 from unisono.planner.layout_search.search import smaller_clusters
+from unisono.planner.own_measurements.calibration import Calibration
 from unisono.planner.prediction import Prediction, prediction_of
 from unisono.planner.stated_inputs import (
     require_executor,

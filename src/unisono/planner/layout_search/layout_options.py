@@ -8,13 +8,13 @@ from itertools import product
 from typing import NamedTuple
 
 from unisono.planner.constants.calibrated_constants import CalibratedConstants
-from unisono.planner.constants.own_calibration import Calibration
 from unisono.planner.inputs.device_cluster import Cluster
 from unisono.planner.inputs.layout import Layout
 from unisono.planner.inputs.layout_check import divides_heads
 from unisono.planner.inputs.tensor_grid import grid_of
 from unisono.planner.inputs.transformer import Transformer
 from unisono.planner.inputs.workload import Workload
+from unisono.planner.own_measurements.calibration import Calibration
 from unisono.planner.run_choices import RunModel
 
 

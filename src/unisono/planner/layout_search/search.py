@@ -11,7 +11,6 @@ from math import inf
 from typing import TYPE_CHECKING, NamedTuple, overload
 
 from unisono.planner.constants.calibrated_constants import CalibratedConstants, default_constants
-from unisono.planner.constants.own_calibration import Calibration
 from unisono.planner.inputs.device_cluster import Cluster
 from unisono.planner.inputs.tensor_grid import TENSOR_KINDS
 from unisono.planner.inputs.transformer import Transformer
@@ -26,6 +25,7 @@ from unisono.planner.layout_search.layout_options import (
     tensor_pipeline_sizes,
 )
 from unisono.planner.layout_search.parallel_calls import results_of
+from unisono.planner.own_measurements.calibration import Calibration
 from unisono.planner.positive_values import require_positive
 from unisono.planner.prediction import prediction_of
 from unisono.planner.recommendation.dlrm_prediction import DlrmPrediction

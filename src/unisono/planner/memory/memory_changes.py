@@ -8,11 +8,11 @@ from functools import partial
 from itertools import combinations
 
 from unisono.planner.constants.calibrated_constants import CalibratedConstants
-from unisono.planner.constants.own_calibration import Calibration
 from unisono.planner.inputs.device_cluster import Cluster
 from unisono.planner.inputs.layout import Layout
 from unisono.planner.inputs.transformer import Transformer
 from unisono.planner.inputs.workload import RECOMPUTE, Workload
+from unisono.planner.own_measurements.calibration import Calibration
 from unisono.planner.prediction import Prediction, predict
 from unisono.planner.recommendation.dlrm_shape import refuse_dlrm
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import exp
 
-from unisono.planner.constant_derivatives import gradient_of
 from unisono.planner.constants.calibrated_constants import CalibratedConstants, default_constants
-from unisono.planner.constants.error_distribution import ErrorDistribution, blind_distribution
-from unisono.planner.constants.own_calibration import Calibration
-from unisono.planner.constants.run_similarity import EVERY_RUN, FITTED_ARCHITECTURES
+from unisono.planner.constants.prediction_error import (
+    KNOWN_ARCHITECTURES,
+    NORMAL_80,
+    ErrorCauses,
+)
 from unisono.planner.inputs.device_cluster import Cluster
 from unisono.planner.inputs.layout import Layout
 from unisono.planner.inputs.workload import Workload
+from unisono.planner.own_measurements.calibration import Calibration
 from unisono.planner.recommendation.dlrm_check import check_dlrm
 from unisono.planner.recommendation.dlrm_fit import DlrmFitter
 from unisono.planner.recommendation.dlrm_operators import products
@@ -65,8 +67,7 @@ class DlrmPrediction:
     capacity_bytes: int
     """Bytes that training may use on a device."""
     deviation: float
-    """Standard deviation of the normal distribution that has the same 80 % interval of the
-    logarithm of measured over predicted time."""
+    """Standard deviation of the logarithm of measured over predicted time."""
     _times: DlrmTimes = field(repr=False, compare=False)
 
     @property
@@ -164,16 +165,10 @@ def predict_dlrm(
     exchanges = exchange_times(cluster, constants)
     times = DlrmTimes(model, fit.placement, kernels, exchanges, constants, update=table_update)
     microbatches = job.global_batch // (layout.dp * fit.samples)
-
-    def kinds_with(constants: CalibratedConstants) -> dict[str, float]:
-        kernels = KernelTimes(cluster.kind, constants, precision=job.precision)
-        changed = times.with_constants(constants, kernels)
-        return changed.step(fit.samples, microbatches, layout.zero)
-
-    kinds = kinds_with(constants)
+    kinds = times.step(fit.samples, microbatches, layout.zero)
     step_s = sum(kinds.values())
-    errors = _errors(constants, cluster, lambda each: sum(kinds_with(each).values()))
-    half_width = errors.half_width(constants.interval_quantile)
+    deviation = _causes(kinds, cluster).deviation(constants.sigma)
+    half_width = NORMAL_80 * deviation
     return DlrmPrediction(
         model=model,
         cluster=cluster,
@@ -187,26 +182,16 @@ def predict_dlrm(
         time=kinds,
         memory=fit.memory,
         capacity_bytes=int(capacity),
-        deviation=half_width / constants.interval_quantile,
+        deviation=deviation,
         _times=times,
     )
 
 
-def _errors(
-    constants: CalibratedConstants,
-    cluster: Cluster,
-    step_s: Callable[[CalibratedConstants], float],
-) -> ErrorDistribution:
-    """Returns the distribution of the logarithm of measured over predicted time.
+def _causes(kinds: Mapping[str, float], cluster: Cluster) -> ErrorCauses:
+    """Returns the causes of the error.
 
-    No constant was fitted to recommendation models, so the cause "experts", the largest error of a
-    kind of model, counts too.
+    No constant was fitted to recommendation models, so the property "experts", the largest error of
+    a kind of model, counts too.
     """
-    causes = [*(name for name in EVERY_RUN if name not in ("source", "run")), "experts"]
-    if cluster.kind.architecture not in FITTED_ARCHITECTURES:
-        causes.append("other device")
-    variance = sum(constants.sigma[name] ** 2 for name in causes)
-    covariance = constants.covariance
-    if covariance.names:
-        variance += covariance.variance(gradient_of(step_s, constants, covariance.names))
-    return blind_distribution(variance, constants.sigma["source"], constants.sigma["run"])
+    known = cluster.kind.architecture in KNOWN_ARCHITECTURES
+    return ErrorCauses.of(kinds, ("experts",) if known else ("experts", "other device"))

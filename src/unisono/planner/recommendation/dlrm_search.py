@@ -5,10 +5,10 @@ from __future__ import annotations
 from itertools import product
 
 from unisono.planner.constants.calibrated_constants import CalibratedConstants
-from unisono.planner.constants.own_calibration import Calibration
 from unisono.planner.inputs.device_cluster import Cluster
 from unisono.planner.inputs.layout import Layout
 from unisono.planner.inputs.workload import Workload
+from unisono.planner.own_measurements.calibration import Calibration
 from unisono.planner.recommendation.dlrm_prediction import DlrmPrediction, predict_dlrm
 from unisono.planner.recommendation.dlrm_shape import Dlrm
 from unisono.planner.recommendation.greedy_placement import AUTO

@@ -59,13 +59,6 @@ class DlrmTimes:
         self._group = exchanges.place(placement.ranks, 1)
         self._held = [placement.pieces(rank) for rank in range(placement.ranks)]
 
-    def with_constants(self, constants: CalibratedConstants, kernels: KernelTimes) -> DlrmTimes:
-        """Returns the times of the same model and placement with other constants."""
-        exchanges = self._exchanges.with_constants(constants)
-        return DlrmTimes(
-            self.model, self.placement, kernels, exchanges, constants, update=self._update
-        )
-
     @property
     def value_bytes(self) -> float:
         """Bytes of an element of an activation, which exchanges send."""

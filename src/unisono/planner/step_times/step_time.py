@@ -76,26 +76,11 @@ class StepModel:
         self._layer_steps: dict[tuple[object, ...], LayerStep] = {}
         self._layer_seconds: dict[tuple[object, ...], float] = {}
         self._outputs: dict[tuple[str, int, float], float] = {}
-        self._scaled: dict[tuple[str, float], StepModel] = {}
 
     def with_constants(self, constants: CalibratedConstants) -> StepModel:
         """Returns the model of the same workload with other constants."""
         exchanges = self.exchanges.with_constants(constants)
         return StepModel(self.model, self.cluster, self.workload, constants, exchanges)
-
-    def scaled(self, name: str, factor: float) -> StepModel:
-        """Returns the model with one constant multiplied by a factor: itself, if the constant
-        belongs to another architecture. The model is kept, because each interval of a workload's
-        layouts needs it.
-        """
-        found = self._scaled.get((name, factor))
-        if found is None:
-            found = self.with_constants(self.constants.scaled(name, factor))
-            # Constants with a key, such as "tile_loss/hopper", only change times of kernels.
-            if "/" in name and vars(found.kernels) == vars(self.kernels):
-                found = self
-            self._scaled[name, factor] = found
-        return found
 
     def shape(self, layout: Layout, micro_batch: int, *, experts: bool) -> Shape:
         """Returns the sizes that determine the times of a layer."""

@@ -1,1 +1,0 @@
-"""The planner's errors on published training runs (`data/training_runs.csv`)."""
