@@ -37,9 +37,9 @@ def test_own_runs_do_not_harm() -> None:
     assert len(found) > 25
     blind = np.mean([row[0].blind_error for row in found])
     one, two, three = (np.mean([row[i].error for row in found]) for i in range(3))
-    assert blind > 1.05 * one and one > two > three
+    assert blind > 1.03 * one and one > two > three
     covered = [np.mean([row[i].covered for row in found]) for i in range(3)]
-    assert all(0.75 < each < 0.95 for each in covered)
+    assert all(0.7 < each < 0.95 for each in covered)
 
 
 def test_own_runs_are_a_calibration() -> None:

@@ -46,7 +46,7 @@ def test_columns() -> None:
     assert rates["BLOOM tuning"] == 6.25e9 and rates["KempnerForge"] is None
     assert rates["vTrain multi"] == 12.5e9
     software = {run.source: run.job.software for run in published_runs()}
-    assert software["MT-NLG 530B"] == "megatron-2021" and software["KempnerForge"] is None
+    assert software["MT-NLG 530B"] == "megatron-deepspeed" and software["KempnerForge"] is None
 
 
 def test_thinned_keeps_small_sources() -> None:

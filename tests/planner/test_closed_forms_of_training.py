@@ -133,8 +133,9 @@ def test_activations_of_the_first_stage(
         micro_batch=batch,
         precision="fp16",
         recompute="none",
+        software="megatron-2021",
     )
-    memory = MemoryModel(model, job, architecture="ampere", fragmentation=1.0)
+    memory = MemoryModel(model, job, fragmentation=1.0)
     layout = planner.Layout(tp=tp, pp=pp, vpp=vpp)
     h, a, s = model.hidden, model.heads, 2048
     formula = model.layers * s * batch * h * (10 + 24 / tp + 5 * a * s / (h * tp))

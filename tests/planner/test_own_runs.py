@@ -55,7 +55,7 @@ def parts_of(known: planner.Prediction, blind: planner.Prediction) -> np.ndarray
 
 def test_factors_are_the_most_likely() -> None:
     """Tests that the density of the parts and of the own runs' errors is the largest at the parts
-    that the factors show: normal distributions of the parts, Student's of the single runs.
+    that the factors show: Student's distributions of the source's part and of the single runs.
     """
     layouts = [LAYOUT, planner.Layout(dp=2, tp=8, sequence_parallel=True, zero=1)]
     layouts.append(planner.Layout(dp=8, tp=2, zero=1))
@@ -67,7 +67,9 @@ def test_factors_are_the_most_likely() -> None:
 
     def cost(parts: np.ndarray) -> float:
         rest = (np.log(factors) - rows @ parts) / SIGMA["run"]
-        return float(np.sum((parts / prior) ** 2) / 2 + np.sum(2 * np.log1p(rest**2 / 3)))
+        away = parts / prior
+        student = np.log1p(away[0] ** 2 / 3) + np.sum(np.log1p(rest**2 / 3))
+        return float(2 * student + np.sum(away[1:] ** 2) / 2)
 
     found = parts_of(known, blind)
     for size in (1e-3, 1e-2):
@@ -108,6 +110,18 @@ def test_other_devices_and_software_are_not_changed(changes: dict[str, object]) 
     known, blind = step(calibration, **changes), step(None, **changes)
     assert known == blind and width(known) == width(blind)
     assert "no run with this device and software" in str(known.explain())
+
+
+def test_the_interval_without_own_runs() -> None:
+    """Compares with the sum of the parts' variances."""
+    blind = step(None)
+    parts = np.array(shares(blind)) * [SIGMA[name] for name in PARTS]
+    assert blind.deviation == pytest.approx((parts @ parts + SIGMA["run"] ** 2) ** 0.5)
+    assert width(blind) == pytest.approx(2 * 1.2816 * blind.deviation)
+    found = step(None, job=replace(JOB, micro_batch=None))  # the planner chooses
+    parts = np.array(shares(found)) * [SIGMA[name] for name in PARTS]
+    variance = parts @ parts + SIGMA["not stated"] ** 2 + SIGMA["run"] ** 2
+    assert found.deviation == pytest.approx(variance**0.5)
 
 
 def test_more_runs_narrow_the_interval() -> None:

@@ -12,7 +12,7 @@ from unisono.planner.inputs.device_cluster import Cluster
 from unisono.planner.inputs.layer_division import stage_layers
 from unisono.planner.inputs.layout import Layout
 from unisono.planner.inputs.transformer import Transformer
-from unisono.planner.inputs.workload import EAGER, RECOMPUTE, Workload
+from unisono.planner.inputs.workload import MEGATRON_LM, RECOMPUTE, Workload
 from unisono.planner.memory.stage_memory import MemoryModel
 from unisono.planner.own_measurements.calibration import Calibration
 from unisono.planner.own_measurements.own_factors import OwnFactors
@@ -53,7 +53,6 @@ class RunModel:
         self.memory = MemoryModel(
             model,
             workload,
-            architecture=cluster.kind.architecture,
             fragmentation=constants.fragmentation,
             capacity_bytes=self.capacity_bytes,
         )
@@ -70,8 +69,8 @@ class RunModel:
     def software(self, layout: Layout) -> str:
         """Returns the name under which own runs with the software of a layout count."""
         # Megatron-LM of 2021 and 2022 differ only in the exchanges that they hide.
-        found = self.workload.software_of(layout, self.cluster.kind.architecture)
-        return "megatron" if found in EAGER else found
+        found = self.workload.software_of(layout)
+        return "megatron" if found in MEGATRON_LM else found
 
     def own_factors(self, layout: Layout) -> OwnFactors:
         """Returns what the user's runs say about a layout."""

@@ -53,6 +53,7 @@ def _predictions(options: PlanOptions) -> tuple[DlrmPrediction, ...]:
         micro_batch=options.micro_batch,
         precision=options.precision,
         recompute=options.recompute,
+        software=options.software,
     )
     calibration = Calibration.load(options.calibration) if options.calibration else None
     if options.layout is not None or options.placement is not None:

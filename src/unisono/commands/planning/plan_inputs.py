@@ -39,6 +39,7 @@ def read_inputs(options: PlanOptions) -> PlanInputs:
             micro_batch=options.micro_batch,
             precision=options.precision,
             recompute=options.recompute,
+            software=options.software,
         ),
         layout=None if options.layout is None else Layout.read(options.layout),
         calibration=None if options.calibration is None else Calibration.load(options.calibration),

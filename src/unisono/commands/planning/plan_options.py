@@ -58,6 +58,13 @@ class PlanOptions:
         str | None,
         typer.Option(help="none, selective or full; by default the fastest that fits."),
     ] = None
+    software: Annotated[
+        str | None,
+        typer.Option(
+            help="The training software, such as megatron-2021, transformer-engine or torch-eager; "
+            "by default current software: torch-fsdp for ZeRO-2 and 3, else transformer-engine."
+        ),
+    ] = None
     layout: Annotated[
         str | None,
         typer.Option(help="Predict this layout: dp=16,tp=8,pp=8,zero=1; or a .json file."),

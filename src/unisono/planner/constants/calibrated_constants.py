@@ -69,6 +69,8 @@ class CalibratedConstants:
     """Host seconds of a step in addition to its microbatches, with later software."""
     dlrm_step_s: float
     """Host seconds of a step of a recommendation model."""
+    deepspeed_share: float
+    """Ratio of the speed of layers with Megatron-DeepSpeed to that with Megatron-LM of 2021."""
     microbatch_s: float
     """Host seconds of a microbatch in addition to its layers, with fp16 software of 2021 and
     2022."""

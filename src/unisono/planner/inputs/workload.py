@@ -11,9 +11,11 @@ PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4")
 LOW_PRECISIONS = ("fp8", "fp4")
 """Formats under 16 bits, which scale their values in several ways."""
 RECOMPUTE = ("none", "selective", "full")
-EAGER = ("megatron-2021", "megatron-2022")
+MEGATRON_LM = ("megatron-2021", "megatron-2022")
 """Megatron-LM before fused attention (fp16): without overlap until August 2021, then with
 tensor-parallel exchanges of the backward pass behind the products of weight gradients."""
+EAGER = (*MEGATRON_LM, "megatron-deepspeed")
+"""Megatron-LM before fused attention, and its fork for DeepSpeed, which is slower."""
 HIDDEN_EXPERTS = ("megatron-2025", "megatron-2026")
 """Megatron-Core with expert exchanges behind the compute of another microbatch
 (`overlap_moe_expert_parallel_comm`); in 2026 also with the whole step in one CUDA graph."""
@@ -22,11 +24,9 @@ MEGATRON_CORE = ("transformer-engine", *HIDDEN_EXPERTS)
 TORCH_FSDP = ("torch-fsdp", "torch-eager")
 """PyTorch's fully sharded data parallelism with torch.compile, and the same without it."""
 SOFTWARE = (*EAGER, *MEGATRON_CORE, *TORCH_FSDP, "torch-2023")
-"""Software whose times the planner predicts: Megatron-LM, Megatron-Core, PyTorch's fully sharded
-data parallelism with and without torch.compile, and the same with the first generation of fused
-attention (FlashAttention 1, until 2023)."""
-
-_OLD_ARCHITECTURES = ("volta", "ampere", "davinci")
+"""Software whose times the planner predicts: Megatron-LM, its fork for DeepSpeed, Megatron-Core,
+PyTorch's fully sharded data parallelism with and without torch.compile, and the same with the first
+generation of fused attention (FlashAttention 1, until 2023)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +51,7 @@ class Workload:
     recompute: str | None = None
     """Activations that backward computes again: none, selective (attention), full (layers)."""
     software: str | None = None
-    """One of `SOFTWARE`. None: the software that layouts such as the predicted one usually have on
-    the device (`software_of`)."""
+    """One of `SOFTWARE`. None: current software (`software_of`)."""
 
     def __post_init__(self) -> None:
         for name in ("seq", "global_batch", "micro_batch"):
@@ -75,29 +74,19 @@ class Workload:
                     f"{getattr(self, name)!r}"
                 )
 
-    def software_of(self, layout: Layout, architecture: str) -> str:
-        """Returns the software of a layout on devices of this architecture.
+    def software_of(self, layout: Layout) -> str:
+        """Returns the software of a layout.
 
-        If `software` is None, ZeRO-2 and 3 have torch-fsdp. Other layouts have transformer-engine
-        on Hopper and newer devices. On older devices, they have the Megatron-LM of these devices'
-        time, if the precision is fp16 or the layout has tensor or pipeline parallelism:
-        megatron-2022 with sequence parallelism, which came in 2022, else megatron-2021. Context and
-        expert parallelism and grids are newer, and have transformer-engine on all devices.
+        If `software` is None, it is current software: torch-fsdp for ZeRO-2 and 3, and
+        transformer-engine for other layouts.
 
-        >>> job, layout = Workload(seq=2048, global_batch=8), Layout(tp=8)
-        >>> job.software_of(layout, "ampere"), job.software_of(layout, "hopper")
-        ('megatron-2021', 'transformer-engine')
+        >>> job = Workload(seq=2048, global_batch=8)
+        >>> job.software_of(Layout(tp=8)), job.software_of(Layout(dp=8, zero=3))
+        ('transformer-engine', 'torch-fsdp')
         """
         if self.software is not None:
             return self.software
-        if layout.zero >= 2:
-            return "torch-fsdp"
-        newer = layout.cp > 1 or layout.ep > 1 or layout.tensor != "1d"
-        if architecture not in _OLD_ARCHITECTURES or newer:
-            return "transformer-engine"
-        if self.precision != "fp16" and layout.tp == layout.pp == 1:
-            return "transformer-engine"
-        return "megatron-2022" if layout.sequence_parallel else "megatron-2021"
+        return "torch-fsdp" if layout.zero >= 2 else "transformer-engine"
 
     @property
     def tokens(self) -> int:

@@ -40,7 +40,6 @@ _UNFUSED_LOGIT_BYTES = 10
 class MemoryModel:
     """Computes the memory of stages of one model and workload.
 
-    `architecture` is that of the devices, which determines the default software.
     `fragmentation` is the ratio of the memory that the allocator reserves to the live tensors, for
     activations and buffers. States are allocated once, so the allocator reserves no more for them.
     The allocator returns unused memory before it refuses an allocation. So it reserves at most
@@ -52,11 +51,10 @@ class MemoryModel:
         model: Transformer,
         workload: Workload,
         *,
-        architecture: str,
         fragmentation: float,
         capacity_bytes: float = inf,
     ) -> None:
-        self._model, self._workload, self._architecture = model, workload, architecture
+        self._model, self._workload = model, workload
         self._fragmentation, self._capacity_bytes = fragmentation, capacity_bytes
         self._layers: dict[tuple[object, ...], float] = {}
         self._known_states: dict[tuple[int, ...], StateBytes] = {}
@@ -119,7 +117,7 @@ class MemoryModel:
         return found
 
     def _software(self, layout: Layout) -> str:
-        return self._workload.software_of(layout, self._architecture)
+        return self._workload.software_of(layout)
 
     def _logits(self, layout: Layout, micro_batch: int) -> float:
         tokens = micro_batch * self._workload.seq / layout.cp

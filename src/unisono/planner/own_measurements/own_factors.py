@@ -4,10 +4,10 @@ Each part of an error (`prediction_error`) is normally distributed before the ow
 of the own runs are sums of the parts, and of the error of the single run. So the parts have a
 normal distribution after the own runs too: its means are the ridge estimate (Hoerl and Kennard,
 Technometrics 12, 1970), which shrinks towards no change. The means give one factor for each group
-of kinds of time, and the covariance gives the interval. A single run may be an exception. So its
-error has Student's distribution, whose estimate is found by repeated reweighting (Lange, Little and
-Taylor, JASA 84, 1989). Own runs that scatter more than those of published sources make the interval
-wider.
+of kinds of time, and the covariance gives the interval. A single run may be an exception, and so
+may the user's machine. So the error of the single run, and the part that all runs share, have
+Student's distribution, whose estimate is found by repeated reweighting (Lange, Little and Taylor,
+JASA 84, 1989). Own runs that scatter more than those of published sources make the interval wider.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from math import exp, sqrt
 
 import numpy as np
 
-from unisono.planner.constants.prediction_error import PARTS, PROPERTIES, ErrorCauses
+from unisono.planner.constants.prediction_error import PARTS, PROPERTIES, ErrorCauses, Floats
 from unisono.planner.own_measurements.own_run import OwnRun
 
 _FREEDOM = 3.0
-"""Degrees of freedom of the error of a single run."""
+"""Degrees of freedom of the error of a single run, and of the part of all runs."""
 _ROUNDS = 20
 
 
@@ -33,18 +33,18 @@ class OwnFactors:
 
     def __init__(self, runs: Sequence[OwnRun], sigma: Mapping[str, float]) -> None:
         self.runs = tuple(runs)
-        prior = np.diag([sigma[name] ** 2 for name in PARTS])
+        variances = np.array([sigma[name] ** 2 for name in PARTS])
         weights = np.array([run.causes.weights() for run in runs]).reshape(len(runs), len(PARTS))
         errors = np.array([run.error for run in runs])
-        common = weights @ prior  # [runs, parts]
-        single = np.full(len(runs), sigma["run"] ** 2)
-        rest = errors
-        for _ in range(_ROUNDS if len(runs) else 1):
+        single, rest = np.full(len(runs), sigma["run"] ** 2), errors
+        self._means, self._covariance = np.zeros(len(PARTS)), np.diag(variances)
+        for _ in range(_ROUNDS if len(runs) else 0):
+            common = weights * variances  # [runs, parts]
             gain = np.linalg.solve(common @ weights.T + np.diag(single), common).T
-            self._means = gain @ errors
+            self._means, self._covariance = gain @ errors, np.diag(variances) - gain @ common
             rest = errors - weights @ self._means
-            single = (_FREEDOM * sigma["run"] ** 2 + rest**2) / (_FREEDOM + 1)
-        self._covariance = prior - gain @ common
+            single = _variance(sigma["run"], rest)
+            variances[0] = _variance(sigma["source"], self._means[0])
         self._single = (_FREEDOM * sigma["run"] ** 2 + rest @ rest) / (_FREEDOM + len(runs))
 
     def factors(self, properties: tuple[str, ...]) -> Mapping[str, float]:
@@ -66,6 +66,12 @@ class OwnFactors:
         """Returns the standard deviation of the error of another run, after the factors."""
         weights = causes.weights()
         return sqrt(float(weights @ self._covariance @ weights + self._single))
+
+
+def _variance(sigma: float, error: Floats) -> Floats:
+    """Returns the variance with which a normal distribution weighs an error as Student's does."""
+    found: Floats = (_FREEDOM * sigma**2 + np.square(error)) / (_FREEDOM + 1)
+    return found
 
 
 def _factor(part: float) -> float:

@@ -22,6 +22,7 @@ from unisono.planner.pipeline.pipeline_bubble import bubble_share
 from unisono.planner.step_times.exchange_times import ExchangeTimes, exchange_times
 from unisono.planner.step_times.layer_times import BACKWARD_ATTENTION, LayerModel, LayerTimes, Shape
 from unisono.planner.step_times.operator_times import KernelTimes
+from unisono.planner.step_times.parameter_groups import parameter_groups
 from unisono.planner.step_times.update_times import UpdateTimes
 
 _LOSS_BYTES = 24
@@ -169,7 +170,7 @@ class StepModel:
         return LayerStep(*(share * d + (1 - share) * r for d, r in pairs))
 
     def _software(self, layout: Layout) -> str:
-        return self.workload.software_of(layout, self.kernels.architecture)
+        return self.workload.software_of(layout)
 
     def _eager(self, layout: Layout) -> bool:
         return self._software(layout) in EAGER
@@ -231,7 +232,7 @@ class StepModel:
         # In each forward pass, the host waits for the number of tokens of each expert.
         waiting_s = max(host_s - device_s, (passes - 1) * times.expert_wait_s, 0.0)
         shards_s = self._shards_s(layout, shape, device_s + waiting_s)
-        return LayerStep(
+        found = LayerStep(
             matmul_s,
             attention_s,
             memory_s,
@@ -242,6 +243,9 @@ class StepModel:
             shards_s,
             waiting_s,
         )
+        if shape.software == "megatron-deepspeed":
+            return LayerStep(*(each / self.constants.deepspeed_share for each in found))
+        return found
 
     def _times(self, shape: Shape) -> LayerTimes:
         found = self._layer_times.get(shape)
@@ -282,10 +286,12 @@ class StepModel:
         """
         if layout.microbatch_zero < 2:
             return 0.0
-        shards = layout.dp * layout.cp // layout.dp_replicate
-        group = self.exchanges.place(shards, layout.tp)
-        nbytes = 2 * sum(layer_parameters(self.model, layout, experts=shape.experts))
-        one_s = self.exchanges.gather_s(nbytes, group)
+        one_s = 0.0
+        found = layer_parameters(self.model, layout, experts=shape.experts)
+        for each in parameter_groups(found, layout):
+            shards = max(each.ranks // layout.dp_replicate, 1)
+            place = self.exchanges.place(shards, each.stride)
+            one_s += self.exchanges.gather_s(2 * each.parameters, place)
         exchange_s = one_s * (3 if layout.zero == 3 else 2)
         overlapped_s = min(exchange_s, device_s)
         return exchange_s - overlapped_s + self.constants.overlap_slowdown * overlapped_s

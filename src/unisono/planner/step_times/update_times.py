@@ -9,6 +9,7 @@ from unisono.planner.inputs.transformer import Transformer
 from unisono.planner.inputs.workload import EAGER, Workload
 from unisono.planner.step_times.exchange_times import ExchangeTimes
 from unisono.planner.step_times.operator_times import KernelTimes
+from unisono.planner.step_times.parameter_groups import ParameterGroup, parameter_groups
 
 
 class UpdateTimes:
@@ -44,15 +45,13 @@ class UpdateTimes:
             shards *= layout.tp // layout.weight_parts
         if layout.microbatch_zero >= 2 or shards == 1:
             return found
-        dense, routed = self._stage_parameters(layout, stages)
+        dense, routed = self._stage_groups(layout, stages)
         exchanges = self._exchanges
         stride = layout.weight_parts if layout.zero == 0 else layout.tp
-        group = exchanges.place(shards, stride)
-        seconds = exchanges.all_reduce_s(2 * dense, group)
-        if routed:
-            edp = layout.dp * layout.cp * layout.tp // layout.ep
-            place = exchanges.place(edp, layout.ep)
-            seconds += exchanges.all_reduce_s(2 * routed, place)
+        seconds = exchanges.all_reduce_s(2 * dense.parameters, exchanges.place(shards, stride))
+        if routed.parameters:
+            place = exchanges.place(routed.ranks, routed.stride)
+            seconds += exchanges.all_reduce_s(2 * routed.parameters, place)
         if self._eager(layout):
             return found + seconds
         overlapped_s = min(seconds * (1 - 1 / max(stages)), window_s)
@@ -66,10 +65,10 @@ class UpdateTimes:
         planes = layout.tp // layout.weight_parts
         if planes == 1 or layout.zero == 0:
             return 0.0
-        dense, _ = self._stage_parameters(layout, stages)
+        dense, _ = self._stage_groups(layout, stages)
         shards = layout.dp * layout.cp // layout.dp_replicate
         group = self._exchanges.place(planes, layout.weight_parts)
-        return self._exchanges.all_reduce_s(2 * dense / shards, group)
+        return self._exchanges.all_reduce_s(2 * dense.parameters / shards, group)
 
     def _tied_s(self, layout: Layout) -> float:
         """Returns the seconds in which the first and the last stage sum the gradients of their two
@@ -81,8 +80,10 @@ class UpdateTimes:
         stride = layout.tp * layout.cp * layout.dp * (layout.pp - 1)
         return self._exchanges.all_reduce_s(nbytes, self._exchanges.place(2, stride))
 
-    def _stage_parameters(self, layout: Layout, stages: tuple[int, ...]) -> DeviceParameters:
-        """Returns the parameters of the largest stage on one device."""
+    def _stage_groups(
+        self, layout: Layout, stages: tuple[int, ...]
+    ) -> tuple[ParameterGroup, ParameterGroup]:
+        """Returns the dense and the expert parameters of the largest stage on one device."""
         key = layout.tp, layout.tensor, layout.ep, max(stages)
         found = self._parameters.get(key)
         if found is None:
@@ -90,17 +91,15 @@ class UpdateTimes:
             found = self._parameters[key] = stage_parameters(
                 self._model, layout, max(stages), dense, first=False, last=True
             )
-        return found
+        return parameter_groups(found, layout)
 
     def optimizer_s(self, layout: Layout, stages: tuple[int, ...]) -> float:
         """Returns the seconds of the optimizer."""
-        dense, routed = self._stage_parameters(layout, stages)
-        if layout.zero:
-            shards = layout.dp * layout.cp // layout.dp_replicate
-            dense /= shards
-            routed /= max(shards * layout.tp // layout.ep, 1)
-        moved = (dense + routed) * self._constants.optimizer_bytes
+        moved = 0.0
+        for each in self._stage_groups(layout, stages):
+            shards = max(each.ranks // layout.dp_replicate, 1) if layout.zero else 1
+            moved += each.parameters / shards * self._constants.optimizer_bytes
         return moved / self._kernels.memory_Bps
 
     def _eager(self, layout: Layout) -> bool:
-        return self._workload.software_of(layout, self._kernels.architecture) in EAGER
+        return self._workload.software_of(layout) in EAGER
