@@ -32,6 +32,7 @@ _MODEL_NUMBERS = (
     *("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab"),
     *("experts", "top_k", "expert_ffn", "shared_experts", "dense_layers"),
     *("query_rank", "kv_rank", "rope_dim", "expert_groups", "token_groups"),
+    *("window", "local_layers"),
 )
 _AXES = ("dp", "tp", "pp", "cp", "ep", "dp_replicate")
 _NUMBERS = (
