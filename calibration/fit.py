@@ -66,13 +66,18 @@ def write_tables(
         ("own runs", own_runs_markdown(own)),
         ("constants", constants_markdown(document)),
     ):
-        start = f"<!-- table: {name} -->\n"
-        before, _, rest = text.partition(start)
-        _, end, after = rest.partition("<!-- end -->")
-        if not end:
-            raise ValueError(f"{page} lacks {start.strip()} and <!-- end -->")
-        text = f"{before}{start}{table}\n{end}{after}"
+        text = replace_table(text, name, table)
     page.write_text(text, encoding="utf-8")
+
+
+def replace_table(text: str, name: str, table: str) -> str:
+    """Returns the page's text with another table between its two marks. Raises ValueError."""
+    start = f"<!-- table: {name} -->\n"
+    before, _, rest = text.partition(start)
+    _, end, after = rest.partition("<!-- end -->")
+    if not end:
+        raise ValueError(f"the page lacks {start.strip()} and <!-- end -->")
+    return f"{before}{start}{table}\n{end}{after}"
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from schedule_runs import run_schedule
 from unisono import planner
 from unisono.planner.memory.stage_memory import kept_chunks
 
@@ -19,7 +20,7 @@ def test_bubble_of_equal_stages(
 ) -> None:
     """Compares the bubble with the closed form (p - 1)(F + B) of `pipeline_bubbles.csv`."""
     microbatches = stages * rounds
-    run = planner.run_schedule(
+    run = run_schedule(
         schedule,
         forward_s=[forward_s] * stages,
         backward_s=[backward_s] * stages,
@@ -40,7 +41,7 @@ def test_bubble_of_interleaved_stages(
     first stage.
     """
     microbatches, backward_s = stages * rounds, forward_s * ratio
-    run = planner.run_schedule(
+    run = run_schedule(
         "interleaved",
         forward_s=[forward_s] * stages,
         backward_s=[backward_s] * stages,
@@ -58,7 +59,7 @@ def test_bubble_of_interleaved_stages(
 def test_bubble_of_zero_bubble_stages(stages: int, rounds: int) -> None:
     """Tests that ZB-H1 has a third of 1F1B's bubble and the same memory, if F = I = W."""
     microbatches = stages * rounds
-    run = planner.run_schedule(
+    run = run_schedule(
         "zb1p",
         forward_s=[1.0] * stages,
         backward_s=[2.0] * stages,
@@ -83,7 +84,7 @@ def test_unequal_ends(stages: int, ends: tuple[float, float], ratio: float, roun
     forward_s = [ends[0], *[1.0] * (stages - 2), ends[1]]
     backward_s = [ratio * each for each in forward_s]
     microbatches = rounds * stages
-    run = planner.run_schedule(
+    run = run_schedule(
         "1f1b", forward_s=forward_s, backward_s=backward_s, microbatches=microbatches
     )
     totals = [f + b for f, b in zip(forward_s, backward_s, strict=True)]
@@ -96,8 +97,8 @@ def test_unequal_ends(stages: int, ends: tuple[float, float], ratio: float, roun
 
 def test_messages_lengthen_the_run() -> None:
     stages = {"forward_s": [1.0] * 4, "backward_s": [2.0] * 4, "microbatches": 8}
-    still = planner.run_schedule("1f1b", **stages).makespan_s  # type: ignore[arg-type]
-    sent = planner.run_schedule("1f1b", **stages, send_s=0.1).makespan_s  # type: ignore[arg-type]
+    still = run_schedule("1f1b", **stages).makespan_s  # type: ignore[arg-type]
+    sent = run_schedule("1f1b", **stages, send_s=0.1).makespan_s  # type: ignore[arg-type]
     assert sent >= still + 6 * 0.1
 
 

@@ -7,17 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono import planner
-from unisono.planner import StageTask, TaskGroup
+from unisono.planner import StageTask
 
 times = st.floats(0.1, 10)
-
-
-def _orders(schedule: str, stages: int, microbatches: int) -> list[list[TaskGroup]]:
-    found = planner.stage_tasks(schedule, stages=stages, microbatches=microbatches)
-    return [
-        [(StageTask(task.kind, task.microbatch, rank),) for task in order]
-        for rank, order in enumerate(found)
-    ]
 
 
 @given(
@@ -36,7 +28,7 @@ def test_a_core_for_each_rank_is_the_schedule_itself(
     send_s: float,
     schedule: str,
 ) -> None:
-    orders = _orders(schedule, stages, microbatches)
+    orders = planner.stage_tasks(schedule, stages=stages, microbatches=microbatches)
     durations = {"F": forward_s, "B": backward_s, "I": backward_s / 2, "W": backward_s / 2}
 
     def seconds(task: StageTask) -> float:
@@ -51,7 +43,7 @@ def test_a_core_for_each_rank_is_the_schedule_itself(
 def test_one_core_computes_all_the_work_without_a_pause(
     stages: int, microbatches: int, forward_s: float, backward_s: float
 ) -> None:
-    orders = _orders("1f1b", stages, microbatches)
+    orders = planner.stage_tasks("1f1b", stages=stages, microbatches=microbatches)
     found_s = planner.shared_makespan_s(
         orders, lambda task: forward_s if task.kind == "F" else backward_s, cores=1
     )

@@ -71,7 +71,6 @@ if TYPE_CHECKING:
     from unisono.planner.own_measurements.own_run import OwnRun
     from unisono.planner.own_measurements.own_runs import read_own_runs
     from unisono.planner.pipeline.pipeline_bubble import bubble_share
-    from unisono.planner.pipeline.pipeline_run import PipelineRun, run_schedule, stage_tasks
     from unisono.planner.pipeline.pipeline_schedule import (
         PipelineSchedule,
         StageMessage,
@@ -79,6 +78,7 @@ if TYPE_CHECKING:
     )
     from unisono.planner.pipeline.pipeline_simulation import PipelineSimulation, simulate_pipeline
     from unisono.planner.pipeline.shared_cores import shared_makespan_s
+    from unisono.planner.pipeline.stage_tasks import stage_tasks
     from unisono.planner.pipeline.task_plot import save_task_plot, task_svg
     from unisono.planner.pipeline.task_run import StageTask, TaskGroup, TaskRun, TaskSpan, run_tasks
     from unisono.planner.prediction import Prediction, predict
@@ -157,7 +157,7 @@ _NAMES = {
     "pipeline.pipeline_bubble": ("bubble_share",),
     "pipeline.pipeline_schedule": ("PipelineSchedule", "StageMessage", "StageTimes"),
     "pipeline.pipeline_simulation": ("PipelineSimulation", "simulate_pipeline"),
-    "pipeline.pipeline_run": ("PipelineRun", "run_schedule", "stage_tasks"),
+    "pipeline.stage_tasks": ("stage_tasks",),
     "prediction": ("Prediction", "predict"),
     "inputs.layer_division": ("stage_layers",),
     "memory.zero_states": ("StateBytes", "state_bytes"),
@@ -214,7 +214,6 @@ __all__ = [
     "MeasuredRun",
     "MemoryChange",
     "OwnRun",
-    "PipelineRun",
     "PipelineSchedule",
     "PipelineSimulation",
     "PlacedTable",
@@ -269,7 +268,6 @@ __all__ = [
     "rank_loads",
     "read_own_runs",
     "require_heads",
-    "run_schedule",
     "run_tasks",
     "save_bottleneck_plot",
     "save_front_plot",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from unisono.planner import StageTask, TaskGroup, TaskRun, TaskSpan, run_tasks, stage_tasks
+from unisono.planner import StageTask, TaskGroup, TaskRun, TaskSpan, run_tasks
 
 _KINDS = ("F", "B", "I", "W")
 
@@ -31,16 +31,6 @@ def _group(action: Any) -> TaskGroup:
         for kind, each in kinds
         if kind in _KINDS
     )
-
-
-def single_stage_tasks(schedule: str, *, stages: int, microbatches: int) -> list[list[TaskGroup]]:
-    """Returns the tasks of each rank in the schedule "gpipe" or "1f1b", with one stage per rank."""
-    return [
-        [(StageTask(task.kind, task.microbatch, rank),) for task in order]
-        for rank, order in enumerate(
-            stage_tasks(schedule, stages=stages, microbatches=microbatches)
-        )
-    ]
 
 
 def run_equal_passes(tasks: Sequence[Sequence[TaskGroup]]) -> TaskRun:

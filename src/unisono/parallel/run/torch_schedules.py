@@ -17,9 +17,9 @@ from torch.distributed.pipelining import (
 )
 
 from unisono.parallel.run.model_stages import stage_count, stages_of_rank
-from unisono.parallel.run.schedule_tasks import single_stage_tasks, tasks_of
+from unisono.parallel.run.schedule_tasks import tasks_of
 from unisono.parallel.run.torch_features import need_torch
-from unisono.planner import Layout, PipelineSchedule, TaskGroup
+from unisono.planner import Layout, PipelineSchedule, TaskGroup, stage_tasks
 
 
 def pipeline_schedule(
@@ -64,7 +64,7 @@ def pipeline_tasks(layout: Layout, microbatches: int) -> list[list[TaskGroup]]:
     """
     check_microbatches(layout, microbatches)
     if is_single(layout):
-        return single_stage_tasks(layout.schedule, stages=layout.pp, microbatches=microbatches)
+        return stage_tasks(layout.schedule, stages=layout.pp, microbatches=microbatches)
     need_torch(f"schedule = {layout.schedule}", "schedule = gpipe")
     stages = [_StagePlace(stage, layout) for stage in stages_of_rank(layout, 0)]
     return tasks_of(schedule_class(layout)(stages, microbatches))
