@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from published_runs import PublishedRun
 
 from unisono.planner.constants.calibrated_constants import CalibratedConstants, constants_from
-from unisono.planner.run_choices import RunModel
-from unisono.planner.step_times.operator_times import KernelTimes
+from unisono.planner.run_model import RunModel
+from unisono.planner.step_times.kernel_times import KernelTimes
 
 _DEVIATION = 0.08
 """Error of a step time that counts as much as a constant one width away from its prior."""

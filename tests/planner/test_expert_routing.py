@@ -11,7 +11,7 @@ import pytest
 from unisono import planner
 from unisono.planner.inputs.hugging_face import from_hugging_face
 from unisono.planner.step_times.exchange_times import ExchangeTimes, reached_ranks
-from unisono.planner.step_times.operator_times import KernelTimes
+from unisono.planner.step_times.kernel_times import KernelTimes
 from unisono.planner.step_times.step_time import StepModel
 
 CONSTANTS = planner.default_constants().changed(

@@ -6,7 +6,7 @@ import pytest
 
 from unisono.planner import Device, default_constants
 from unisono.planner.inputs.devices import device_named
-from unisono.planner.step_times.operator_times import KernelTimes
+from unisono.planner.step_times.kernel_times import KernelTimes
 
 CONSTANTS = default_constants()
 LOSSES = {"ampere": 0.5, "hopper": 2.0, "blackwell": 1.0}

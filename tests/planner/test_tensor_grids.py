@@ -11,7 +11,7 @@ from unisono import planner
 from unisono.planner import TENSOR_KINDS, Cluster, Layout, Transformer, Workload
 from unisono.planner.inputs.grid_products import layer_products
 from unisono.planner.memory.grid_activations import gathered_bytes
-from unisono.planner.run_choices import RunModel
+from unisono.planner.run_model import RunModel
 
 RATE = 1e9
 MODEL = Transformer(layers=4, hidden=1536, heads=24, vocab=6144)

@@ -21,7 +21,7 @@ from unisono.planner.own_measurements.calibration import Calibration
 from unisono.planner.own_measurements.own_run import OwnRun
 from unisono.planner.recommendation.dlrm_prediction import DlrmPrediction, predict_dlrm
 from unisono.planner.recommendation.dlrm_shape import Dlrm
-from unisono.planner.run_choices import RunModel
+from unisono.planner.run_model import RunModel
 from unisono.planner.stated_inputs import (
     require_workload,
     stated_cluster,

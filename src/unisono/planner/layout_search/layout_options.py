@@ -15,7 +15,7 @@ from unisono.planner.inputs.tensor_grid import grid_of
 from unisono.planner.inputs.transformer import Transformer
 from unisono.planner.inputs.workload import Workload
 from unisono.planner.own_measurements.calibration import Calibration
-from unisono.planner.run_choices import RunModel
+from unisono.planner.run_model import RunModel
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,7 +31,7 @@ from unisono.planner.prediction import prediction_of
 from unisono.planner.recommendation.dlrm_prediction import DlrmPrediction
 from unisono.planner.recommendation.dlrm_search import search_dlrm
 from unisono.planner.recommendation.dlrm_shape import Dlrm
-from unisono.planner.run_choices import RunModel
+from unisono.planner.run_model import RunModel
 from unisono.planner.stated_inputs import (
     require_executor,
     require_workload,

@@ -22,9 +22,9 @@ from unisono.planner.recommendation.dlrm_operators import products
 from unisono.planner.recommendation.dlrm_shape import Dlrm
 from unisono.planner.recommendation.dlrm_times import DlrmTimes
 from unisono.planner.recommendation.table_placement import TablePlacement
-from unisono.planner.run_choices import USABLE_MEMORY
+from unisono.planner.run_model import USABLE_MEMORY
 from unisono.planner.step_times.exchange_times import exchange_times
-from unisono.planner.step_times.operator_times import KernelTimes
+from unisono.planner.step_times.kernel_times import KernelTimes
 from unisono.planner.step_times.time_tree import TimeNode
 
 _TITLES = {

@@ -18,7 +18,7 @@ from unisono.planner.recommendation.dlrm_shape import Dlrm
 from unisono.planner.recommendation.exchange_traffic import ID_BYTES, LENGTH_BYTES, SIZES_BYTES
 from unisono.planner.recommendation.table_placement import TablePiece, TablePlacement
 from unisono.planner.step_times.exchange_times import ExchangeTimes
-from unisono.planner.step_times.operator_times import KernelTimes
+from unisono.planner.step_times.kernel_times import KernelTimes
 
 LAYER_OPERATORS = 9
 """Operators of a dense transformer layer in `step_times.layer_times`. The host's time to launch a

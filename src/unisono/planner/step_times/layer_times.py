@@ -10,7 +10,7 @@ from unisono.planner.inputs.transformer import Transformer
 from unisono.planner.inputs.workload import EAGER, MEGATRON_CORE
 from unisono.planner.step_times.exchange_times import ExchangeTimes
 from unisono.planner.step_times.grid_times import GridTimes, TensorExchanges
-from unisono.planner.step_times.operator_times import KernelTimes
+from unisono.planner.step_times.kernel_times import KernelTimes
 
 ROUTED_BYTES = 2
 BACKWARD_ATTENTION = 3.1

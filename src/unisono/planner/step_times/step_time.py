@@ -20,8 +20,8 @@ from unisono.planner.inputs.workload import (
 )
 from unisono.planner.pipeline.pipeline_bubble import bubble_share
 from unisono.planner.step_times.exchange_times import ExchangeTimes, exchange_times
+from unisono.planner.step_times.kernel_times import KernelTimes
 from unisono.planner.step_times.layer_times import BACKWARD_ATTENTION, LayerModel, LayerTimes, Shape
-from unisono.planner.step_times.operator_times import KernelTimes
 from unisono.planner.step_times.parameter_groups import parameter_groups
 from unisono.planner.step_times.update_times import UpdateTimes
 

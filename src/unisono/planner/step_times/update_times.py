@@ -8,7 +8,7 @@ from unisono.planner.inputs.layout import Layout
 from unisono.planner.inputs.transformer import Transformer
 from unisono.planner.inputs.workload import EAGER, Workload
 from unisono.planner.step_times.exchange_times import ExchangeTimes
-from unisono.planner.step_times.operator_times import KernelTimes
+from unisono.planner.step_times.kernel_times import KernelTimes
 from unisono.planner.step_times.parameter_groups import ParameterGroup, parameter_groups
 
 

@@ -1,4 +1,4 @@
-"""The values that a workload and layout leave open: micro batch, recomputation, interleaving."""
+"""The times and the memory of layouts of one model on one cluster, with all open choices made."""
 
 from __future__ import annotations
 
