@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono import planner
+from unisono.planner.memory.activation_bytes import output_activation_bytes
 from unisono.planner.memory.stage_memory import MemoryModel
 
 gpts = st.builds(
@@ -87,7 +88,7 @@ def test_output_activations() -> None:
         (1, (8 * s * b + s * b * h) / t + 4 * s * b * h * (1 + v / h) / t),
         (8, (8 * s * b * 8 + s * b * h * 8) / t),
     ):
-        found = planner.output_activation_bytes(model, seq=s, batch=b, tp=t, stages=stages)
+        found = output_activation_bytes(model, seq=s, batch=b, tp=t, stages=stages)
         assert found == pytest.approx(formula, rel=1e-12)
 
 

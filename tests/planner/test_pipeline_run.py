@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from schedule_runs import run_schedule
 from unisono import planner
+from unisono.planner.inputs.layer_division import stage_layers
 from unisono.planner.memory.stage_memory import kept_chunks
 
 sizes = {"stages": st.integers(1, 6), "rounds": st.integers(1, 4)}
@@ -117,9 +118,9 @@ def test_refusals() -> None:
 def test_layers_are_divided(layers: int, stages: int, chunks: int) -> None:
     if layers < stages * chunks and layers + 2 != stages * chunks:
         with pytest.raises(ValueError, match=f"{layers} layers cannot fill"):
-            planner.stage_layers(layers, stages, chunks)
+            stage_layers(layers, stages, chunks)
         return
-    found = planner.stage_layers(layers, stages, chunks)
+    found = stage_layers(layers, stages, chunks)
     assert sum(found) == layers and len(found) == stages
     if layers % stages == 0 and layers % (stages * chunks) == 0:
         assert set(found) == {layers // stages}

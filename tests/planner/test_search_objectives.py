@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from unisono import planner
+from unisono.planner.layout_search.search import smaller_clusters
 
 MODEL = planner.load_model("gpt3-1.7b")
 JOB = planner.Workload(seq=2048, global_batch=16)
@@ -30,7 +31,7 @@ def cluster(request: pytest.FixtureRequest) -> planner.Cluster:
 def every(cluster: planner.Cluster) -> list[planner.Prediction]:
     """Returns the predictions of all layouts that fit on 8, 4, 2 and 1 devices."""
     found: list[planner.Prediction] = []
-    for part in planner.smaller_clusters(cluster):
+    for part in smaller_clusters(cluster):
         candidates = planner.search(MODEL, part, JOB, keep=10**6)
         found += [each.prediction for each in candidates]
     return found

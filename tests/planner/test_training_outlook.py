@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unisono import planner
+from unisono.planner.checkpoint_interval import daly_interval_s, young_interval_s
 
 MODEL = planner.load_model("gpt3-22b")
 CLUSTER = planner.Cluster.parse("a100:64")
@@ -81,12 +82,12 @@ def test_runs_that_cannot_exist(step: planner.Prediction, values: dict[str, floa
 @given(checkpoint_s=st.floats(1, 600), failure_s=st.floats(3600, 1e6))
 def test_daly_interval_is_the_best(checkpoint_s: float, failure_s: float) -> None:
     """Tests that none of many other intervals has a much better goodput than Daly's interval."""
-    interval = planner.daly_interval_s(checkpoint_s, failure_s)
+    interval = daly_interval_s(checkpoint_s, failure_s)
     intervals = interval * np.geomspace(0.2, 5, 401)
     rates = {"checkpoint_s": checkpoint_s, "failure_s": failure_s, "restart_s": 100.0}
     best = max(planner.goodput(float(each), **rates) for each in intervals)
     assert planner.goodput(interval, **rates) > best * (1 - 1e-3)
-    young = planner.young_interval_s(checkpoint_s, failure_s)
+    young = young_interval_s(checkpoint_s, failure_s)
     assert planner.goodput(interval, **rates) >= planner.goodput(young, **rates) - 1e-9
 
 
@@ -116,7 +117,7 @@ def test_checkpoint_plan(step: planner.Prediction) -> None:
     assert plan.steps == round(plan.interval_s / step.step_s)
     slow = planner.checkpoint_plan(step, storage_Bps=1e9, failures_per_device_hour=1e-4)
     assert slow.goodput < plan.goodput < 1 and slow.interval_s > plan.interval_s
-    assert planner.daly_interval_s(100, 40) == 40
+    assert daly_interval_s(100, 40) == 40
     with pytest.raises(ValueError, match="storage_Bps must be positive"):
         planner.checkpoint_plan(step, storage_Bps=0)
 

@@ -28,7 +28,8 @@ from unisono.parallel import CrossEntropy, Layout, TransformerModel, parallelize
 from unisono.parallel.run import flat_sets
 from unisono.parallel.run.model_stages import V_SCHEDULES
 from unisono.parallel.run.stage_messages import HEADER_BYTES
-from unisono.planner import bubble_share, simulate_pipeline
+from unisono.planner import simulate_pipeline
+from unisono.planner.pipeline.pipeline_bubble import bubble_share
 
 pytestmark = pytest.mark.torch
 RANKS = 4

@@ -27,26 +27,21 @@ if TYPE_CHECKING:
         FAILURES_PER_DEVICE_HOUR,
         CheckpointPlan,
         checkpoint_plan,
-        daly_interval_s,
         goodput,
-        young_interval_s,
     )
     from unisono.planner.constants.calibrated_constants import (
         CalibratedConstants,
         constants_document,
-        constants_from,
         default_constants,
     )
     from unisono.planner.inputs.device_cluster import Cluster
     from unisono.planner.inputs.devices import Device, catalogue, device_named
     from unisono.planner.inputs.hugging_face import from_hugging_face
-    from unisono.planner.inputs.layer_division import stage_layers
     from unisono.planner.inputs.layout import SCHEDULES, Layout, nearest_divisor
     from unisono.planner.inputs.layout_check import check_layout, divides_heads, require_heads
     from unisono.planner.inputs.model_presets import (
         PRESETS,
         load_model,
-        model_named,
     )
     from unisono.planner.inputs.tensor_grid import TENSOR_KINDS, TensorGrid
     from unisono.planner.inputs.tensor_volume import layer_elements
@@ -58,10 +53,9 @@ if TYPE_CHECKING:
     from unisono.planner.layout_search.front_plot import save_front_plot
     from unisono.planner.layout_search.layout_candidates import Candidate, Candidates, SearchCounts
     from unisono.planner.layout_search.layout_front import pareto_front
-    from unisono.planner.layout_search.search import OBJECTIVES, search, smaller_clusters
+    from unisono.planner.layout_search.search import OBJECTIVES, search
     from unisono.planner.memory.activation_bytes import (
         layer_activation_bytes,
-        output_activation_bytes,
     )
     from unisono.planner.memory.memory_changes import MemoryChange, smallest_change
     from unisono.planner.memory.zero_states import StateBytes, state_bytes
@@ -70,7 +64,6 @@ if TYPE_CHECKING:
     from unisono.planner.own_measurements.measured_run import MeasuredRun
     from unisono.planner.own_measurements.own_run import OwnRun
     from unisono.planner.own_measurements.own_runs import read_own_runs
-    from unisono.planner.pipeline.pipeline_bubble import bubble_share
     from unisono.planner.pipeline.pipeline_schedule import (
         PipelineSchedule,
         StageMessage,
@@ -84,7 +77,7 @@ if TYPE_CHECKING:
     from unisono.planner.prediction import Prediction, predict
     from unisono.planner.recommendation.dlrm_operators import TABLE_UPDATES
     from unisono.planner.recommendation.dlrm_prediction import DlrmPrediction
-    from unisono.planner.recommendation.dlrm_presets import dlrm_presets, is_dlrm, load_dlrm
+    from unisono.planner.recommendation.dlrm_presets import is_dlrm, load_dlrm
     from unisono.planner.recommendation.dlrm_shape import INTERACTIONS, Dlrm, TableShape
     from unisono.planner.recommendation.exchange_traffic import pass_bytes, rank_loads, step_bytes
     from unisono.planner.recommendation.greedy_placement import place_tables
@@ -104,16 +97,13 @@ _NAMES = {
         "FAILURES_PER_DEVICE_HOUR",
         "CheckpointPlan",
         "checkpoint_plan",
-        "daly_interval_s",
         "goodput",
-        "young_interval_s",
     ),
     "layout_search.front_plot": ("save_front_plot",),
     "layout_search.search": (
         "OBJECTIVES",
         "search",
         "simulate_pipeline",
-        "smaller_clusters",
     ),
     "own_measurements.calibration_from_files": ("calibrate",),
     "own_measurements.own_runs": ("read_own_runs",),
@@ -137,11 +127,10 @@ _NAMES = {
         "training_run",
         "training_seconds",
     ),
-    "memory.activation_bytes": ("layer_activation_bytes", "output_activation_bytes"),
+    "memory.activation_bytes": ("layer_activation_bytes",),
     "constants.calibrated_constants": (
         "CalibratedConstants",
         "constants_document",
-        "constants_from",
         "default_constants",
     ),
     "inputs.device_cluster": ("Cluster",),
@@ -153,13 +142,11 @@ _NAMES = {
     "layout_search.layout_candidates": ("Candidate", "Candidates", "SearchCounts"),
     "memory.memory_changes": ("MemoryChange", "smallest_change"),
     "inputs.hugging_face": ("from_hugging_face",),
-    "inputs.model_presets": ("PRESETS", "load_model", "model_named"),
-    "pipeline.pipeline_bubble": ("bubble_share",),
+    "inputs.model_presets": ("PRESETS", "load_model"),
     "pipeline.pipeline_schedule": ("PipelineSchedule", "StageMessage", "StageTimes"),
     "pipeline.pipeline_simulation": ("PipelineSimulation", "simulate_pipeline"),
     "pipeline.stage_tasks": ("stage_tasks",),
     "prediction": ("Prediction", "predict"),
-    "inputs.layer_division": ("stage_layers",),
     "memory.zero_states": ("StateBytes", "state_bytes"),
     "pipeline.shared_cores": ("shared_makespan_s",),
     "pipeline.task_plot": ("save_task_plot", "task_svg"),
@@ -170,7 +157,7 @@ _NAMES = {
     "inputs.uneven_parts": ("part_of",),
     "recommendation.dlrm_operators": ("TABLE_UPDATES",),
     "recommendation.dlrm_prediction": ("DlrmPrediction",),
-    "recommendation.dlrm_presets": ("dlrm_presets", "is_dlrm", "load_dlrm"),
+    "recommendation.dlrm_presets": ("is_dlrm", "load_dlrm"),
     "recommendation.dlrm_shape": ("INTERACTIONS", "Dlrm", "TableShape"),
     "recommendation.exchange_traffic": ("pass_bytes", "rank_loads", "step_bytes"),
     "recommendation.greedy_placement": ("place_tables",),
@@ -237,18 +224,14 @@ __all__ = [
     "TimeNode",
     "Transformer",
     "Workload",
-    "bubble_share",
     "calibrate",
     "catalogue",
     "check_layout",
     "checkpoint_plan",
     "constants_document",
-    "constants_from",
-    "daly_interval_s",
     "default_constants",
     "device_named",
     "divides_heads",
-    "dlrm_presets",
     "forward_flops",
     "from_hugging_face",
     "goodput",
@@ -257,9 +240,7 @@ __all__ = [
     "layer_elements",
     "load_dlrm",
     "load_model",
-    "model_named",
     "nearest_divisor",
-    "output_activation_bytes",
     "pareto_front",
     "part_of",
     "pass_bytes",
@@ -277,9 +258,7 @@ __all__ = [
     "sensitivity",
     "shared_makespan_s",
     "simulate_pipeline",
-    "smaller_clusters",
     "smallest_change",
-    "stage_layers",
     "stage_tasks",
     "state_bytes",
     "step_bytes",
@@ -288,5 +267,4 @@ __all__ = [
     "training_days",
     "training_run",
     "training_seconds",
-    "young_interval_s",
 ]
