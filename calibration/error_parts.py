@@ -29,7 +29,7 @@ _PRIORS = {
     "not stated": 0.06,
     "run": 0.08,
 }
-_PRIOR_WIDTH = 0.75
+_PRIOR_WIDTH = 0.4
 """Standard deviation of the logarithm of a part around its prior."""
 _LARGEST = 0.5
 """Largest error that counts in the likelihood."""

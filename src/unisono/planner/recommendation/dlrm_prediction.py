@@ -190,8 +190,10 @@ def predict_dlrm(
 def _causes(kinds: Mapping[str, float], cluster: Cluster) -> ErrorCauses:
     """Returns the causes of the error.
 
-    No constant was fitted to recommendation models, so the property "experts", the largest error of
-    a kind of model, counts too.
+    No constant was fitted to recommendation models, except the host's time of a step. So the
+    property "experts", the largest error of a kind of model, counts too, and the host's share does
+    not.
     """
     known = cluster.kind.architecture in KNOWN_ARCHITECTURES
-    return ErrorCauses.of(kinds, ("experts",) if known else ("experts", "other device"))
+    properties = ("experts",) if known else ("experts", "other device")
+    return ErrorCauses.of(kinds, properties)._replace(host=0.0)
