@@ -106,7 +106,7 @@ class TrainingMesh:
 
     @property
     def has_overlap(self) -> bool:
-        """True if sums of gradients over some groups, perhaps of other ranks, run while passes
+        """Sums of gradients over some groups, perhaps of other ranks, run while passes
         run."""
         return any(map(self.overlaps, GROUPS))
 

@@ -81,7 +81,7 @@ class LossWatch:
         self._waiting: ExitStack | None = None
         """The context of a pass that is not watched yet."""
         self._is_missed = False
-        """True if the last pass did not come to that module."""
+        """The last pass did not come to that module."""
 
     @contextmanager
     def passing(self) -> Iterator[None]:

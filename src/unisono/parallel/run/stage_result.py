@@ -26,7 +26,7 @@ class TensorForm:
     dtype: torch.dtype
     needs_gradient: bool
     placement: Placement | None = None
-    """How positions divide it over the ranks of `cp`; None for a whole tensor."""
+    """The division of its positions over the ranks of `cp`; None for a whole tensor."""
 
     @property
     def nbytes(self) -> int:

@@ -57,7 +57,7 @@ class PlannedModule:
 
     @property
     def shares_input(self) -> bool:
-        """True if other layers of the module around may have the same input, as the matrices of an
+        """Other layers of the module around may have the same input, as the matrices of an
         adapter have not."""
         return ".lora_" not in self.name[len(self.layer) :]
 

@@ -38,7 +38,7 @@ class Style:
 
     @property
     def is_whole_outside(self) -> bool:
-        """True if the module gets what it would get in one process, and returns the same."""
+        """The module gets what it would get in one process, and returns the same."""
         return self.cut in ("rows", "vectors") or self.is_gathered or self.is_split
 
     @property

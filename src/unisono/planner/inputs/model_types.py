@@ -37,7 +37,7 @@ class ModelType:
     """True if the output of attention has biases."""
     ffn_biases: _Choice = False
     head_norms: _Choice = False
-    """True if the queries and keys of each head have a norm, the same for all heads."""
+    """The queries and keys of each head have a norm, the same for all heads."""
     wide_head_norms: _Choice = False
     """True if the queries of all heads together have a norm, and the keys too."""
     output_projection_biases: _Choice = False

@@ -82,13 +82,13 @@ class Transformer:
     outer_vectors: int | None = None
     """Elements of the norms and biases outside of the layers. None: those of the last norm."""
     spread_dense: bool = False
-    """True if the dense layers of a mixture of experts are spread evenly, not the first layers."""
+    """The dense layers of a mixture of experts are spread evenly, not the first layers."""
     window: int = 0
     """Number of positions that a query of a local layer sees. 0: no layer is local."""
     local_layers: int = 0
     """Number of layers whose attention sees only `window` positions, spread evenly."""
     blocked_window: bool = False
-    """True if a query sees the positions of its own block of `window` positions (Llama 4), instead
+    """A query sees the positions of its own block of `window` positions (Llama 4), instead
     of the last `window` positions."""
     gate_width: int = 0
     """Outputs of further projections of the residual stream in attention, such as gates: the mean

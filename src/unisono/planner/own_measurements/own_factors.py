@@ -26,7 +26,7 @@ _ROUNDS = 20
 
 
 class OwnFactors:
-    """What own runs with one device and software say about other runs with both.
+    """The conclusions from own runs with one device and software about other runs with both.
 
     `sigma` has the standard deviations of the parts of errors. Without runs, all factors are 1.
     """
