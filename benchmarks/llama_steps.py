@@ -69,7 +69,9 @@ def ours(layout: Layout, microbatches: int = 1) -> Step:
     return lambda: float(run.step(data))
 
 
-def step_of(model: Any, optimizer: Any, group: dist.ProcessGroup | None) -> Step:
+def step_of(
+    model: Any, optimizer: Any, group: dist.ProcessGroup | None, *, sums_loss: bool = True
+) -> Step:
     """Returns a step of a model; `group`: the ranks that share the batch."""
     data = batch()
     if group is not None:
@@ -82,7 +84,7 @@ def step_of(model: Any, optimizer: Any, group: dist.ProcessGroup | None) -> Step
         loss.backward()
         optimizer.step()
         total = loss.detach()
-        if group is not None:
+        if group is not None and sums_loss:
             total = total / size
             dist.all_reduce(total, group=group)
         return float(total)
@@ -98,18 +100,7 @@ def torch_data(group: dist.ProcessGroup) -> Step:
 def alone() -> Step:
     """A step of this rank's part of the batch without communication: the limit of the cores."""
     model = llama()
-    optimizer = adam(model.parameters())
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    data = {name: each.chunk(ranks)[rank] for name, each in batch().items()}
-
-    def step() -> float:
-        optimizer.zero_grad()
-        loss = model(**data).loss
-        loss.backward()
-        optimizer.step()
-        return float(loss.detach())
-
-    return step
+    return step_of(model, adam(model.parameters()), dist.group.WORLD, sums_loss=False)
 
 
 def sharded(model: Any, mesh: DeviceMesh) -> Any:

@@ -1,4 +1,4 @@
-"""What a program needs to make its own modules divisible over the ranks of a layout.
+"""Functions and interfaces for a program's own modules that the ranks of a layout divide.
 
 A module with a method `divide(mesh)` is `Divisible`: `cut` keeps this rank's parts of parameters,
 and `forward` exchanges activations over the groups of the mesh. A module with a method

@@ -188,28 +188,17 @@ class _SumToParts(torch.autograd.Function):
         return _gathered(gradients[0], ctx.group, ctx.dim, ctx.length), None, None
 
 
-class _GatherCopies(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, group: dist.ProcessGroup, dim: int, length: int
-    ) -> torch.Tensor:
-        ctx.group, ctx.dim = group, dim
-        return _gathered(x, group, dim, length)
-
+class _GatherCopies(_GatherParts):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         return _own_part(gradients[0], ctx.group, ctx.dim), None, None, None
 
 
-class _KeepPart(torch.autograd.Function):
+class _KeepPart(_SumToParts):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
         ctx.group, ctx.dim, ctx.length = group, dim, x.shape[dim]
         return _own_part(x, group, dim)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return _gathered(gradients[0], ctx.group, ctx.dim, ctx.length), None, None
 
 
 class _SwapBlocks(torch.autograd.Function):

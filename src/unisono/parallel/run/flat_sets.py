@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from functools import partial
 
@@ -37,7 +38,7 @@ _BUCKET_BYTES = 2**21  # a link of 10 Gbit/s sends them in the time of about 20 
 _MOST_BUCKETS = 64
 
 
-class _FlatSet:
+class _FlatSet(ABC):
     """Parameters whose weights and gradients are views of two flat arrays."""
 
     def __init__(
@@ -83,9 +84,9 @@ class _FlatSet:
             sum=partial(self._sum, number),
         )
 
+    @abstractmethod
     def _sum(self, number: int) -> None:
         """Sums the gradients in a bucket. Collective."""
-        raise NotImplementedError
 
     def adopt(self) -> None:
         self._flat.adopt(self._names)

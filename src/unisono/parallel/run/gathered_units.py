@@ -58,11 +58,10 @@ def kept_units(units: list[nn.Module]) -> set[nn.Module]:
     >>> kept_units([*blocks, stack, head]) == {stack, head}
     True
     """
-    around = [
-        each for each in units if any(inner in set(each.modules()) - {each} for inner in units)
-    ]
+    inside = {each: set(each.modules()) - {each} for each in units}
+    around = [each for each in units if not inside[each].isdisjoint(units)]
     last = around[-1:]
-    return {*units[-1:], *last, *(each for each in around if last[0] in set(each.modules()))}
+    return {*units[-1:], *last, *(each for each in around if last[0] in inside[each])}
 
 
 def _uses(module: nn.Module) -> Counter[nn.Module]:
