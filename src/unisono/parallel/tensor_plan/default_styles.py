@@ -7,38 +7,66 @@ from types import MappingProxyType
 
 from torch import nn
 
-_GPT2 = {
-    "h.*.attn.c_attn": "qkv_colwise",
-    "h.*.attn.c_proj": "rowwise",
-    "h.*.mlp.c_fc": "colwise",
-    "h.*.mlp.c_proj": "rowwise",
+
+def _block(name: str, outputs: str, inputs: str, fused: str = "") -> dict[str, str]:
+    """Returns the styles of a repeated block: of layers that divide their outputs, of layers that
+    divide their inputs, and of fused queries, keys and values."""
+    kinds = {"colwise": outputs, "rowwise": inputs, "qkv_colwise": fused}
+    return {f"{name}.{each}": style for style, found in kinds.items() for each in found.split()}
+
+
+def _attention(name: str, layers: str = "q_proj k_proj v_proj") -> str:
+    return " ".join(f"{name}.{each}" for each in layers.split())
+
+
+_GPT2 = _block("h.*", "mlp.c_fc", "attn.c_proj mlp.c_proj", fused="attn.c_attn")
+_GPT_NEO = _block(
+    "h.*", f"{_attention('attn.attention')} mlp.c_fc", "attn.attention.out_proj mlp.c_proj"
+)
+_BERT = _block(
+    "encoder.layer.*",
+    f"{_attention('attention.self', 'query key value')} intermediate.dense",
+    "attention.output.dense output.dense",
+)
+_DISTILBERT = _block(
+    "transformer.layer.*",
+    f"{_attention('attention', 'q_lin k_lin v_lin')} ffn.lin1",
+    "attention.out_lin ffn.lin2",
+)
+_MODERNBERT = _block("layers.*", "", "attn.Wo mlp.Wo", fused="attn.Wqkv") | {
+    "layers.*.mlp.Wi": "packed_colwise"
 }
-_BERT = {
-    "encoder.layer.*.attention.self.query": "colwise",
-    "encoder.layer.*.attention.self.key": "colwise",
-    "encoder.layer.*.attention.self.value": "colwise",
-    "encoder.layer.*.attention.output.dense": "rowwise",
-    "encoder.layer.*.intermediate.dense": "colwise",
-    "encoder.layer.*.output.dense": "rowwise",
-}
-_VIT = {
-    "layers.*.attention.q_proj": "colwise",
-    "layers.*.attention.k_proj": "colwise",
-    "layers.*.attention.v_proj": "colwise",
-    "layers.*.attention.o_proj": "rowwise",
-    "layers.*.mlp.fc1": "colwise",
-    "layers.*.mlp.fc2": "rowwise",
-}
-_OLD_VIT = {  # before version 5 of transformers
-    "encoder.layer.*.attention.attention.query": "colwise",
-    "encoder.layer.*.attention.attention.key": "colwise",
-    "encoder.layer.*.attention.attention.value": "colwise",
-    "encoder.layer.*.attention.output.dense": "rowwise",
-    "encoder.layer.*.intermediate.dense": "colwise",
-    "encoder.layer.*.output.dense": "rowwise",
-}
+_VIT = _block("layers.*", f"{_attention('attention')} mlp.fc1", "attention.o_proj mlp.fc2")
+_OLD_VIT = _block(  # before version 5 of transformers
+    "encoder.layer.*",
+    f"{_attention('attention.attention', 'query key value')} intermediate.dense",
+    "attention.output.dense output.dense",
+)
+_DINO = _block("encoder.layer.*", f"{_attention('attention')} mlp.fc1", "attention.o_proj mlp.fc2")
+_DECODER = _block("layers.*", f"{_attention('self_attn')} fc1", "self_attn.out_proj fc2")
+_CROSS = _block("decoder.layers.*", _attention("encoder_attn"), "encoder_attn.out_proj")
+
+
+def _inside(name: str, styles: Mapping[str, str]) -> dict[str, str]:
+    return {f"{name}.{pattern}": style for pattern, style in styles.items()}
+
+
+_TRANSLATOR = _inside("encoder", _DECODER) | _inside("decoder", _DECODER) | _CROSS
+_FORMS: tuple[tuple[str, Mapping[str, str]], ...] = (
+    ("GPT2", _GPT2),
+    ("GPTNeo", _GPT_NEO),
+    ("Bert Roberta XLMRoberta Camembert Electra RoFormer", _BERT),
+    ("DistilBert", _DISTILBERT),
+    ("ModernBert", _MODERNBERT),
+    ("ViT", _VIT | _OLD_VIT),
+    ("DeiT", _VIT),
+    ("Dinov2", _DINO),
+    ("OPT", _inside("decoder", _DECODER)),
+    ("BioGpt", _DECODER),
+    ("Bart MBart Marian Pegasus", _TRANSLATOR),
+)
 BY_CLASS: Mapping[str, Mapping[str, str]] = MappingProxyType(
-    {"GPT2Model": _GPT2, "BertModel": _BERT, "ViTModel": _VIT | _OLD_VIT}
+    {f"{name}Model": styles for names, styles in _FORMS for name in names.split()}
 )
 """The styles of models that state none, by the name of the model's class."""
 
