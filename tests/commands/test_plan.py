@@ -31,6 +31,22 @@ def test_the_fastest_layouts_and_their_file() -> None:
     assert planner.Layout.load("layout.json").devices == 16
 
 
+def test_rows_that_differ() -> None:
+    code, output = plan(*GPT, "--price", "2", "--schedules", "1f1b,zbv", "--json", "out.json")
+    assert code == 0, output
+    for text in ("tokens/s", "a device", "free", "cost of 1e9", "better than row 1", "tie: each"):
+        assert text in output
+    layouts = json.loads(Path("out.json").read_text())["layouts"]
+    axes = [tuple(each["layout"][name] for name in ("tp", "pp", "cp", "ep")) for each in layouts]
+    assert len(set(axes)) == len(axes) == 10
+    first = layouts[0]
+    assert first["chance"] == 0.5 and layouts[-1]["chance"] < 0.5
+    cost = 1e9 / first["tokens_per_s"] / 3600 * 16 * 2
+    assert f"{cost:,.2f}" in output
+    others = {each["setting"]: each["step_s"] for each in first["alternatives"]}
+    assert min(others.values()) >= first["step_s"]
+
+
 def test_json() -> None:
     result = CliRunner().invoke(app, ["plan", *GPT, "--keep", "2", "--json", "-"])
     layouts = json.loads(result.stdout)["layouts"]
@@ -193,7 +209,9 @@ def test_cost_checkpoints_and_sensitivity() -> None:
         ((*GPT, "--calibration", "none.json"), "none.json: cannot be read"),
         ((*GPT, "--scaling", "--plot", "x.png"), "--plot does not draw --scaling"),
         ((*GPT, "--weak"), "--weak needs --scaling"),
-        ((*GPT, "--price", "2"), "need --tokens"),
+        ((*GPT, "--watts", "400"), "--watts needs --tokens"),
+        ((*GPT, "--schedules", "zbv", "--layout", "dp=16"), "write schedule=zbv in --layout"),
+        ((*GPT, "--schedules", "dualpipe"), "dualpipev has the same bubble"),
         ((*GPT, "--pareto", "--explain"), "are of one layout"),
         ((*GPT, "--scaling", "--layout", "dp=16"), "leave --layout out"),
         ((*GPT, "--objective", "cost", "--layout", "dp=16"), "leave --layout out"),

@@ -6,8 +6,11 @@ import pickle
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
+from functools import cache
 from itertools import product
+from math import log, sqrt
 from multiprocessing import get_context
+from statistics import NormalDist
 from typing import Any
 
 import pytest
@@ -19,15 +22,25 @@ CLUSTER = planner.Cluster.parse("a100:32")
 JOB = planner.Workload(seq=2048, global_batch=64)
 
 
+def axes(layout: planner.Layout) -> tuple[int, ...]:
+    return layout.tp, layout.pp, layout.cp, layout.ep
+
+
+@cache
 def everything(job: planner.Workload) -> list[planner.Prediction]:
     """Returns the predictions of all layouts that fit, by trying each layout."""
     found = []
-    axes = product((1, 2, 4, 8, 16), (1, 2, 4, 8, 16, 32), (1, 2), (False, True), range(4))
-    for tp, pp, cp, split, zero in axes:
+    sizes = product(
+        (1, 2, 4, 8, 16), (1, 2, 4, 8, 16, 32), (1, 2), (False, True), range(4), (1, 2, 4)
+    )
+    for tp, pp, cp, split, zero, copies in sizes:
         if tp * pp * cp > 32 or (split and tp == 1) or (zero > 1 and pp > 1):
             continue
         dp = 32 // (tp * pp * cp)
         if zero and dp * cp == 1:
+            continue
+        # A host has 8 devices. Replicas of shards divide among one host or two.
+        if copies > 1 and (zero < 2 or dp % copies or tp * cp * dp // copies not in (8, 16)):
             continue
         for vpp, micro, recompute in product(
             range(1, 37), (1, 2, 4, 8, 16, 32, 64), ("none", "selective", "full")
@@ -38,7 +51,14 @@ def everything(job: planner.Workload) -> list[planner.Prediction]:
                 continue
             try:
                 layout = planner.Layout(
-                    dp=dp, tp=tp, pp=pp, cp=cp, vpp=vpp, sequence_parallel=split, zero=zero
+                    dp=dp,
+                    tp=tp,
+                    pp=pp,
+                    cp=cp,
+                    vpp=vpp,
+                    sequence_parallel=split,
+                    zero=zero,
+                    dp_replicate=copies,
                 )
                 each = planner.predict(
                     MODEL, CLUSTER, layout, replace(job, micro_batch=micro, recompute=recompute)
@@ -52,13 +72,39 @@ def everything(job: planner.Workload) -> list[planner.Prediction]:
 
 def test_nothing_better_is_skipped() -> None:
     expected = everything(JOB)
-    found = planner.search(MODEL, CLUSTER, JOB, keep=20)
-    assert [each.prediction.step_s for each in found] == pytest.approx(
-        [each.step_s for each in expected[:20]]
-    )
-    counts = found.counts
-    assert counts.considered == counts.too_large + counts.bounded + counts.predicted
-    assert counts.predicted < len(expected)
+    rows: dict[tuple[int, ...], planner.Prediction] = {}
+    for each in expected:
+        rows.setdefault(axes(each.layout), each)
+    for folded, best in ((False, expected), (True, list(rows.values()))):
+        for keep in (1, 12, 20):
+            found = planner.search(MODEL, CLUSTER, JOB, keep=keep, folded=folded)
+            assert [each.prediction.step_s for each in found] == pytest.approx(
+                [each.step_s for each in best[:keep]]
+            )
+            counts = found.counts
+            assert counts.considered == counts.too_large + counts.bounded + counts.predicted
+            assert counts.predicted < len(expected)
+
+
+def test_alternatives_are_the_best_of_other_settings() -> None:
+    expected = everything(JOB)
+    for each in planner.search(MODEL, CLUSTER, JOB, keep=6):
+        variants = [e for e in expected if axes(e.layout) == axes(each.layout)]
+        found = {one.setting: one for one in each.alternatives}
+        for name, mine in (
+            ("micro", lambda step: step.job.micro_batch),
+            ("recompute", lambda step: step.job.recompute),
+            ("zero", lambda step: step.layout.zero),
+            ("sp", lambda step: step.layout.sequence_parallel),
+            ("replicas", lambda step: step.layout.dp_replicate),
+            ("vpp", lambda step: step.layout.vpp),
+        ):
+            others = [e.step_s for e in variants if mine(e) != mine(each.prediction)]
+            assert (name in found) == bool(others), name
+            if others:
+                assert found[name].step_s == pytest.approx(min(others))
+        times = [one.step_s for one in each.alternatives]
+        assert times == sorted(times) and times[0] >= each.prediction.step_s
 
 
 def test_candidates_are_complete() -> None:
@@ -69,6 +115,52 @@ def test_candidates_are_complete() -> None:
     assert again.step_s == pytest.approx(first.prediction.step_s)
     assert first.prediction.fits and first.next_lost.startswith("+")
     assert found[2].next_lost == ""
+    assert len({axes(each.layout) for each in found}) == 3
+
+
+def test_near_ties_are_named() -> None:
+    """Tests the chances against the formula: the runs share the error of their source, and those of
+    exchanges and of the host as far as the shares agree. Each run has an error of its own.
+    """
+    found = planner.search(MODEL, CLUSTER, JOB, keep=30)
+    sigma = planner.default_constants().sigma
+    first = found[0].prediction
+    for each in found:
+        step = each.prediction
+        shares = [
+            first.causes.exchange - step.causes.exchange,
+            first.causes.host - step.causes.host,
+        ]
+        variance = 2 * sigma["run"] ** 2 + (shares[0] * sigma["exchange"]) ** 2
+        variance += (shares[1] * sigma["host"]) ** 2
+        if (first.layout.zero >= 2) != (step.layout.zero >= 2):  # other software
+            variance += 2 * sigma["source"] ** 2
+        z = log(step.step_s / first.step_s) / sqrt(variance)
+        assert each.chance == pytest.approx(NormalDist().cdf(-z), abs=1e-6)
+    tied = [row for row, each in enumerate(found, 1) if each.chance >= 0.1]
+    assert 1 < len(tied) < 30 and len(found.ties) == len(tied)
+    is_range = tied == list(range(1, len(tied) + 1))
+    rows = f"1 to {len(tied)}" if is_range else ", ".join(map(str, tied))
+    assert found.tie_text().startswith(f"rows {rows} tie: ")
+
+
+def test_own_runs_order_layouts_with_less_doubt() -> None:
+    """Tests that own runs tell two layouts with other shares of exchanges apart better."""
+    job = replace(JOB, micro_batch=1, recompute="full")
+    layouts = [planner.Layout(dp=32 // tp, tp=tp, zero=1) for tp in (1, 8)]
+    runs = [planner.predict(MODEL, CLUSTER, each, job) for each in layouts]
+    known = planner.Calibration(
+        runs=tuple(
+            each.as_own_run(each.layout.text(), each.step_s) for each in runs for _ in range(6)
+        )
+    )
+    blind, sure = (
+        planner.predict(MODEL, CLUSTER, layouts[1], job, calibration=given).ratio_deviation(
+            planner.predict(MODEL, CLUSTER, layouts[0], job, calibration=given)
+        )
+        for given in (None, known)
+    )
+    assert sure < blind
 
 
 def test_any_executor() -> None:

@@ -177,11 +177,11 @@ def test_search_with_own_runs_is_exact() -> None:
     fast = own_run(0.8, layout=planner.Layout(dp=2, tp=8, sequence_parallel=True, zero=1))
     other = own_run(1.6, layout=planner.Layout(dp=16, zero=3), job=replace(JOB, recompute="full"))
     calibration = planner.calibrate(runs=[slow, fast, other])
-    found = planner.search(MODEL, CLUSTER, job, keep=5, calibration=calibration)
+    found = planner.search(MODEL, CLUSTER, job, keep=5, folded=False, calibration=calibration)
     for each in found:
         again = planner.predict(MODEL, CLUSTER, each.layout, each.job, calibration=calibration)
         assert again.step_s == pytest.approx(each.prediction.step_s)
-    every = planner.search(MODEL, CLUSTER, job, keep=10**6)
+    every = planner.search(MODEL, CLUSTER, job, keep=10**6, folded=False)
     times = sorted(
         planner.predict(MODEL, CLUSTER, each.layout, each.job, calibration=calibration).step_s
         for each in every

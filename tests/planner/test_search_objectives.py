@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import re
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,9 +34,13 @@ def every(cluster: planner.Cluster) -> list[planner.Prediction]:
     """Returns the predictions of all layouts that fit on 8, 4, 2 and 1 devices."""
     found: list[planner.Prediction] = []
     for part in smaller_clusters(cluster):
-        candidates = planner.search(MODEL, part, JOB, keep=10**6)
+        candidates = planner.search(MODEL, part, JOB, keep=10**6, folded=False)
         found += [each.prediction for each in candidates]
     return found
+
+
+def row_of(layout: planner.Layout) -> tuple[int, ...]:
+    return layout.devices, layout.tp, layout.pp, layout.cp
 
 
 def key_of(objective: str, step: planner.Prediction) -> tuple[float, ...]:
@@ -60,18 +66,24 @@ def test_the_best_of_everything(
         if longest_s is None or each.step_s <= longest_s
         if objective in ("cost", "devices") or each.layout.devices == cluster.devices
     ]
-    expected = sorted(key_of(objective, each) for each in allowed)[:7]
-    found = planner.search(MODEL, cluster, JOB, keep=7, objective=objective, longest_s=longest_s)
+    keys = sorted((key_of(objective, each), row_of(each.layout)) for each in allowed)
+    rows = {row: key for key, row in reversed(keys)}
+    folded = planner.search(MODEL, cluster, JOB, keep=7, objective=objective, longest_s=longest_s)
+    for each, key in zip(folded, sorted(rows.values()), strict=False):
+        assert key_of(objective, each.prediction) == pytest.approx(key, rel=1e-9, abs=1)
+    assert len(folded) == min(7, len(rows))
+    expected = [key for key, _ in keys[:7]]
+    options: dict[str, Any] = {"keep": 7, "objective": objective, "longest_s": longest_s}
+    found = planner.search(MODEL, cluster, JOB, folded=False, **options)
     for each, key in zip(found, expected, strict=True):
         assert key_of(objective, each.prediction) == pytest.approx(key, rel=1e-9, abs=1)
         assert each.prediction.fits
     counts = found.counts
     assert counts.considered == counts.too_large + counts.bounded + counts.predicted
     with ThreadPoolExecutor(2) as pool:
-        divided = planner.search(
-            MODEL, cluster, JOB, keep=7, objective=objective, longest_s=longest_s, executor=pool
-        )
-    assert divided.entries == found.entries
+        divided = planner.search(MODEL, cluster, JOB, folded=False, executor=pool, **options)
+        parts = planner.search(MODEL, cluster, JOB, executor=pool, **options)
+    assert divided.entries == found.entries and parts.entries == folded.entries
     assert divided.counts.considered == counts.considered
 
 
@@ -91,8 +103,45 @@ def test_limit_that_nothing_meets(
 def test_nothing_fits_at_any_time() -> None:
     small = planner.Cluster(device="a100", devices=1)
     for longest_s in (None, 0.001):
-        with pytest.raises(ValueError, match=r"nothing fits: .* more devices or a smaller model"):
+        with pytest.raises(ValueError, match=r"nothing fits: .* what fits: 64 devices \(tp8 pp8"):
             planner.search("gpt3-175b", small, JOB, longest_s=longest_s)
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "values"),
+    [
+        ("gpt3-175b", "a100:1", {}),
+        ("gpt3-22b", "a100:4", {}),
+        ("llama3-70b", "h100:8", {}),
+        ("llama3-70b", "h100:16", {"recompute": "none", "micro_batch": 4}),
+        ("qwen3-30b-a3b", "a100-40gb:8", {"recompute": "selective"}),
+        ("gpt3-7.5b", "rtx-4090:4", {"micro_batch": 2}),
+    ],
+)
+def test_what_would_fit(model: str, cluster: str, values: dict[str, Any]) -> None:
+    """Tests that each change that the message names makes a search find layouts, and that half of
+    the number of devices is too small.
+    """
+    machine = planner.Cluster.parse(cluster)
+    job = planner.Workload(seq=2048, global_batch=16, **values)
+    with pytest.raises(ValueError, match="nothing fits: ") as refusal:
+        planner.search(model, machine, job, keep=1)
+    cures = str(refusal.value).split("what fits: ")[1]
+    for name, value in (("recompute", "full"), ("micro_batch", 1)):
+        changed = replace(job, **{name: value})
+        if f"{name} {values.get(name)} -> {value}" in cures:
+            assert planner.search(model, machine, changed, keep=1)
+        else:
+            with pytest.raises(ValueError, match="nothing fits"):
+                planner.search(model, machine, changed, keep=1)
+    devices = int(re.search(r"(\d+) devices", cures)[1])  # type: ignore[index]
+    for count in (devices, devices // 2):
+        larger = planner.Cluster(device=machine.device, devices=count)
+        if count == devices:
+            assert planner.search(model, larger, job, keep=1)
+        else:
+            with pytest.raises(ValueError, match="nothing fits"):
+                planner.search(model, larger, job, keep=1)
 
 
 def test_objectives_that_do_not_exist() -> None:

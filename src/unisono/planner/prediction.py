@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from math import exp, hypot, sqrt
+from math import erf, exp, hypot, log, sqrt
 from typing import overload
 
 from unisono.planner.constants.calibrated_constants import CalibratedConstants, default_constants
@@ -104,6 +104,40 @@ class Prediction:
     def high_s(self) -> float:
         """Upper end of the interval that holds 80 % of measured steps, in seconds."""
         return self.step_s * exp(self._half_width)
+
+    def ratio_deviation(self, other: Prediction) -> float:
+        """Returns the standard deviation of the logarithm of the ratio of two steps' times, for
+        layouts of one model on one cluster.
+
+        With the same software, the runs share most of their errors. Runs with different software
+        share only their parts of the model and the device, as runs of two sources do.
+        """
+        run, causes, others = self._run, self.causes, other.causes
+        mine = run.own_factors(self.layout)
+        found = mine.ratio_deviation(causes, others)
+        if run.software(self.layout) == run.software(other.layout):
+            return found
+        theirs = run.own_factors(other.layout)
+        separate = sqrt(2) * run.constants.sigma["source"]
+        return hypot(max(found, theirs.ratio_deviation(causes, others)), separate)
+
+    def chance_against(self, other: Prediction, *, with_cost: bool = False) -> float:
+        """Returns the probability that this layout is faster than another one of the same model on
+        the same cluster; with `with_cost`, that its step takes fewer device seconds.
+
+        >>> from unisono import planner
+        >>> job = planner.Workload(seq=2048, global_batch=64, micro_batch=1, recompute="none")
+        >>> first, second = (
+        ...     planner.predict("gpt3-7.5b", "a100:16", f"dp={16 // tp},tp={tp},zero=1", job)
+        ...     for tp in (4, 8)
+        ... )
+        >>> 0 < second.chance_against(first) < first.chance_against(first) == 0.5
+        True
+        """
+        ratio = self.step_s / other.step_s
+        if with_cost:
+            ratio *= self.layout.devices / other.layout.devices
+        return 0.5 - 0.5 * erf(log(ratio) / self.ratio_deviation(other) / sqrt(2))
 
     def as_own_run(self, name: str, measured_s: float) -> OwnRun:
         """Returns the run with this layout that took `measured_s` seconds, for a `Calibration`.

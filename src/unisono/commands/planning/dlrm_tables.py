@@ -25,8 +25,9 @@ def dlrm_output(options: PlanOptions) -> PlanOutput:
         if getattr(options, name):
             option = "plot" if name == "plot_path" else name
             raise ValueError(f"--{option} is for transformers, not for recommendation models")
-    if options.tensor != "1d":
-        raise ValueError("--tensor is for transformers, not for recommendation models")
+    for name, usual in (("tensor", "1d"), ("schedules", "1f1b"), ("price", None)):
+        if getattr(options, name) != usual:
+            raise ValueError(f"--{name} is for transformers, not for recommendation models")
     predictions = _predictions(options)
     best = predictions[0]
     title = (

@@ -12,7 +12,7 @@ from rich.table import Table
 from unisono import planner
 from unisono.commands.planning.plan_inputs import PlanInputs
 from unisono.commands.planning.plan_options import PlanOptions
-from unisono.planner import DlrmPrediction, Prediction, SearchCounts
+from unisono.planner import Candidate, Candidates, DlrmPrediction, Prediction, SearchCounts
 
 _TOLERANCE = 0.05
 """Fraction of the step time or of the memory capacity that a further layout of the front must
@@ -32,10 +32,28 @@ class PlanOutput:
 
 def layouts_output(inputs: PlanInputs, options: PlanOptions) -> tuple[PlanOutput, Prediction]:
     """Returns the output of a search or of one given layout, and the best prediction."""
-    predictions, notes, counts = _predictions(inputs, options)
-    parts_too = options.objective in ("cost", "devices")
-    table = _table(predictions, notes, inputs.title, with_devices=parts_too)
-    parts: list[Any] = [table, f"[dim]{counts}[/]"] if counts else [table]
+    if inputs.layout is not None:
+        found = planner.predict(
+            inputs.model,
+            inputs.cluster,
+            inputs.layout,
+            inputs.job,
+            calibration=inputs.calibration,
+        )
+        predictions = [found]
+        parts: list[Any] = [_table(predictions, options, inputs.title)]
+        if not found.fits:
+            parts.append(_fit_text(found, inputs))
+        documents = [prediction_document(found)]
+    else:
+        candidates = _search(inputs, options)
+        predictions = [each.prediction for each in candidates]
+        parts = [
+            _table(predictions, options, inputs.title),
+            *difference_parts(candidates),
+            f"[dim]{_counts_text(candidates.counts)}[/]",
+        ]
+        documents = [candidate_document(each) for each in candidates]
     if inputs.calibration is not None:
         parts.append(f"first layout: {predictions[0].interval_text()}")
     if options.explain:
@@ -47,30 +65,37 @@ def layouts_output(inputs: PlanInputs, options: PlanOptions) -> tuple[PlanOutput
     if options.plot_path is not None:
         planner.save_bottleneck_plot(predictions, options.plot_path, title=inputs.title)
         written.append(options.plot_path)
-    document = {"layouts": [prediction_document(each) for each in predictions]}
+    document = {"layouts": documents}
     return PlanOutput(parts=parts, document=document, written=written), predictions[0]
 
 
-def _predictions(
-    inputs: PlanInputs, options: PlanOptions
-) -> tuple[list[Prediction], list[str], str]:
-    """Returns the predictions, a note for each prediction, and a line about the search."""
-    model, cluster, job = inputs.model, inputs.cluster, inputs.job
-    if inputs.layout is not None:
-        found = planner.predict(model, cluster, inputs.layout, job, calibration=inputs.calibration)
-        return [found], [_fit_text(found, inputs)], ""
-    candidates = planner.search(
-        model,
-        cluster,
-        job,
+def _search(inputs: PlanInputs, options: PlanOptions) -> Candidates:
+    return planner.search(
+        inputs.model,
+        inputs.cluster,
+        inputs.job,
         objective=options.objective,
         longest_s=options.longest_s,
         keep=options.keep,
+        schedules=options.schedules.split(","),
         tensors=options.tensor.split(","),
         calibration=inputs.calibration,
     )
-    notes = [each.next_lost for each in candidates]
-    return [each.prediction for each in candidates], notes, _counts_text(candidates.counts)
+
+
+def difference_parts(candidates: Candidates) -> list[Any]:
+    """Returns a table of the differences between the rows, and a line about ties."""
+    table = Table(title="what the rows differ in", title_justify="left")
+    table.add_column("row", justify="right")
+    table.add_column("better than row 1", justify="right")
+    table.add_column("other settings of the row", ratio=1)
+    table.add_column("the next row", ratio=1)
+    for number, each in enumerate(candidates, 1):
+        best_s = each.prediction.step_s
+        others = [f"{a.text} {a.step_s / best_s - 1:+.1%}" for a in each.alternatives[:5]]
+        chance = "" if number == 1 else f"{each.chance:.0%}"
+        table.add_row(str(number), chance, ", ".join(others), each.next_lost)
+    return [table, *filter(None, [candidates.tie_text()])]
 
 
 def _counts_text(counts: SearchCounts) -> str:
@@ -81,10 +106,7 @@ def _counts_text(counts: SearchCounts) -> str:
 
 
 def _fit_text(prediction: Prediction, inputs: PlanInputs) -> str:
-    """Returns the smallest change that makes a layout fit into memory, or an empty text if the
-    layout fits."""
-    if prediction.fits:
-        return ""
+    """Returns the smallest change that makes a layout that is too large fit into memory."""
     change = planner.smallest_change(
         inputs.model,
         inputs.cluster,
@@ -111,7 +133,7 @@ def front_output(inputs: PlanInputs, options: PlanOptions) -> PlanOutput:
     if options.plot_path is not None:
         planner.save_front_plot(front, options.plot_path, title=inputs.title)
         written.append(options.plot_path)
-    table = _table(front, [""] * len(front), f"{inputs.title}: Pareto front", with_devices=True)
+    table = _table(front, options, f"{inputs.title}: Pareto front", with_devices=True)
     table.caption = (
         "No layout beats another one in step time, devices and memory together. Layouts that "
         f"save less than {_TOLERANCE:.0%} of the time and of the capacity are left out."
@@ -122,31 +144,47 @@ def front_output(inputs: PlanInputs, options: PlanOptions) -> PlanOutput:
 
 def _table(
     predictions: Sequence[Prediction],
-    notes: Sequence[str],
+    options: PlanOptions,
     title: str,
     *,
-    with_devices: bool,
+    with_devices: bool = False,
 ) -> Table:
     table = Table(title=title, title_justify="left")
-    names = ["layout", "micro", "recompute", "step", "80 % interval", "memory", "MFU"]
-    for name in ["devices", *names] if with_devices else names:
+    many = with_devices or options.objective in ("cost", "devices")
+    names = ["row", *(["devices"] if many else []), "layout", "micro", "recompute", "step"]
+    names += ["80 % interval", "tokens/s", "a device", "MFU", "memory", "free"]
+    for name in [*names, *(["cost of 1e9"] if options.price is not None else [])]:
         table.add_column(name, justify="left" if name in ("layout", "recompute") else "right")
-    with_notes = any(notes)
-    if with_notes:
-        table.add_column("the next one" if len(predictions) > 1 else "what fits")
-    for each, note in zip(predictions, notes, strict=True):
-        table.add_row(
-            *([str(each.layout.devices)] if with_devices else []),
+    for number, each in enumerate(predictions, 1):
+        row = [
+            str(number),
+            *([str(each.layout.devices)] if many else []),
             each.layout.text(),
             str(each.job.micro_batch),
-            each.job.recompute,
+            str(each.job.recompute),
             f"{each.step_s:.4g} s",
             f"{each.low_s:.4g} to {each.high_s:.4g} s",
-            f"{each.memory_bytes / 1e9:.1f} GB",
+            f"{each.tokens_per_s:,.0f}",
+            f"{each.tokens_per_s / each.layout.devices:,.0f}",
             f"{each.mfu:.1%}",
-            *([note] if with_notes else []),
-        )
+            f"{each.memory_bytes / 1e9:.1f} GB",
+            f"{(each.capacity_bytes - each.memory_bytes) / 1e9:.1f} GB",
+        ]
+        if options.price is not None:
+            hours = 1e9 / each.tokens_per_s / 3600 * each.layout.devices
+            row.append(f"{hours * options.price:,.2f}")
+        table.add_row(*row)
     return table
+
+
+def candidate_document(candidate: Candidate) -> dict[str, Any]:
+    """Returns a candidate of a search as JSON."""
+    return {
+        **prediction_document(candidate.prediction),
+        "next_lost": candidate.next_lost,
+        "chance": candidate.chance,
+        "alternatives": [each._asdict() for each in candidate.alternatives],
+    }
 
 
 def prediction_document(prediction: Prediction) -> dict[str, Any]:

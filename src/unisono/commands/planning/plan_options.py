@@ -76,6 +76,14 @@ class PlanOptions:
             help="Kinds of tensor parallelism to search: 1d, or several such as 1d,2d,2.5d,3d.",
         ),
     ] = "1d"
+    schedules: Annotated[
+        str,
+        typer.Option(
+            metavar="NAMES",
+            help="Pipeline schedules to search: 1f1b, or several of 1f1b, gpipe, zb1p, zbv and "
+            "dualpipev.",
+        ),
+    ] = "1f1b"
     placement: Annotated[
         str | None,
         typer.Option(
@@ -156,7 +164,7 @@ class PlanOptions:
         typer.Option(help="Print time, energy and cost of training on so many tokens."),
     ] = None
     price: Annotated[
-        float | None, typer.Option(help="Price of a device for an hour, for --tokens.")
+        float | None, typer.Option(help="Price of a device for an hour: prints costs.")
     ] = None
     watts: Annotated[
         float | None,
@@ -209,8 +217,8 @@ class PlanOptions:
     def _check_needs(self) -> None:
         if self.weak and not self.scaling:
             raise ValueError("--weak needs --scaling")
-        if self.tokens is None and (self.price is not None or self.watts is not None):
-            raise ValueError("--price and --watts need --tokens")
+        if self.tokens is None and self.watts is not None:
+            raise ValueError("--watts needs --tokens")
         if not self.checkpoints and (self.failure_hours is not None or self.storage is not None):
             raise ValueError("--failure-hours and --storage need --checkpoints")
 
@@ -219,6 +227,8 @@ class PlanOptions:
         of_search = [name for name in self._stated() if name in _OF_SEARCH]
         if self.tensor != "1d" and (self.layout is not None or self.scaling):
             raise ValueError("--tensor needs a search or --pareto; write tensor=2d in --layout")
+        if self.schedules != "1f1b" and (self.layout is not None or self.pareto or self.scaling):
+            raise ValueError("--schedules needs a search; write schedule=zbv in --layout")
         if self.layout is not None and (self.pareto or self.scaling):
             raise ValueError("--pareto and --scaling search all layouts; leave --layout out")
         for mode in ("layout", "placement", "pareto", "scaling"):

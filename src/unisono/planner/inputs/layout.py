@@ -13,6 +13,10 @@ from unisono.text_files import reading
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zb1p", "zbv", "dualpipev")
 """Pipeline schedules. With `vpp` over 1, "1f1b" is the interleaved schedule."""
+_DUALPIPE = (
+    ", which holds two copies of the weights of each stage; dualpipev has the same bubble with one "
+    "copy on each of half of the devices"
+)
 _TEXTS = ("schedule", "tensor")
 _COUNTS = ("dp", "tp", "pp", "cp", "ep", "vpp", "dp_replicate")
 _OTHER_NAMES = {"sp": "sequence_parallel", "replicas": "dp_replicate", "zero_stage": "zero"}
@@ -82,9 +86,8 @@ class Layout:
         if not 0 <= self.zero <= 3:
             raise ValueError(f"zero must be 0, 1, 2 or 3, not {self.zero}")
         if self.schedule not in SCHEDULES:
-            raise ValueError(
-                f"schedule must be one of {', '.join(SCHEDULES)}, not {self.schedule!r}"
-            )
+            known = f"schedule must be one of {', '.join(SCHEDULES)}, not {self.schedule!r}"
+            raise ValueError(known + _DUALPIPE * (self.schedule == "dualpipe"))
         TensorGrid.of(self.tensor, self.tp)
         if self.sequence_parallel and self.tensor != "1d":
             raise ValueError(

@@ -143,6 +143,12 @@ def _of_sizes(request: OptionRequest, run: RunModel, tp: int, pp: int) -> Iterat
                 yield LayoutOption(bound_s, place, open_layout, chunks, micro_batch, recompute)
 
 
+def open_layouts(request: OptionRequest, run: RunModel) -> Iterator[Layout]:
+    """Yields all layouts of a search, with `vpp` = None."""
+    for tp, pp in tensor_pipeline_sizes(request.model, run.cluster, request.tensors):
+        yield from _open_layouts(request, run, tp, pp)
+
+
 def _open_layouts(request: OptionRequest, run: RunModel, tp: int, pp: int) -> Iterator[Layout]:
     model, job = run.model, run.workload
     replicas = run.cluster.devices // (tp * pp)
@@ -153,10 +159,12 @@ def _open_layouts(request: OptionRequest, run: RunModel, tp: int, pp: int) -> It
         experts = divisors(model.experts) if model.experts else [1]
         splits = (False, True) if tp > 1 and job.seq % (cp * tp) == 0 else (False,)
         kinds = kinds_of(model, tp, request.tensors)
-        for kind, ep, split, zero, schedule in product(
-            kinds, experts, splits, _zero_stages(pp, dp * cp), request.schedules
+        shards = _shardings(run.cluster, tp, pp, cp, dp)
+        for kind, ep, split, (zero, copies), schedule in product(
+            kinds, experts, splits, shards, request.schedules
         ):
-            if (dp * cp * tp) % ep == 0 and (kind == "1d" or not split):
+            parts = dp // copies * cp * tp
+            if parts % ep == 0 and (kind == "1d" or not split):
                 yield Layout(
                     dp=dp,
                     tp=tp,
@@ -166,6 +174,7 @@ def _open_layouts(request: OptionRequest, run: RunModel, tp: int, pp: int) -> It
                     vpp=None,
                     sequence_parallel=split,
                     zero=zero,
+                    dp_replicate=copies,
                     schedule=schedule,
                     tensor=kind,
                 )
@@ -190,14 +199,24 @@ def _bounds(run: RunModel, layout: Layout) -> Iterator[tuple[int, str, float]]:
             yield micro_batch, recompute, microbatches * share * layer_s
 
 
-def _zero_stages(pp: int, shards: int) -> tuple[int, ...]:
-    """Returns the ZeRO stages to try.
+def _shardings(cluster: Cluster, tp: int, pp: int, cp: int, dp: int) -> list[tuple[int, int]]:
+    """Returns the ZeRO stages to try, each with a number of replicas of the shards.
 
-    In a pipeline, stages 2 and 3 save no memory during a step, so stage 1 is the largest.
+    In a pipeline, stages 2 and 3 save no memory during a step, so stage 1 is the largest. Replicas
+    save time if they keep the exchanges of ZeRO-2 and 3 in fewer domains: one, two, four and so on.
     """
-    if shards == 1:
-        return (0,)
-    return (0, 1, 2, 3) if pp == 1 else (0, 1)
+    if dp * cp == 1:
+        return [(0, 1)]
+    if pp > 1:
+        return [(0, 1), (1, 1)]
+    found = [(0, 1), (1, 1), (2, 1), (3, 1)]
+    domains = 1
+    while domains * cluster.domain < dp * cp * tp:
+        shards, rest = divmod(domains * cluster.domain, tp * cp)
+        if shards and not rest and dp % shards == 0:
+            found += [(2, dp // shards), (3, dp // shards)]
+        domains *= 2
+    return found
 
 
 def _context_sizes(seq: int, replicas: int) -> list[int]:

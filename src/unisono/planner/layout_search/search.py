@@ -16,18 +16,18 @@ from unisono.planner.inputs.tensor_grid import TENSOR_KINDS
 from unisono.planner.inputs.transformer import Transformer
 from unisono.planner.inputs.whole_numbers import whole_number
 from unisono.planner.inputs.workload import Workload
-from unisono.planner.layout_search.candidate_comparison import reason_of_loss
-from unisono.planner.layout_search.layout_candidates import Candidate, Candidates, SearchCounts
+from unisono.planner.layout_search.layout_candidates import Candidates, SearchCounts
 from unisono.planner.layout_search.layout_options import (
     LayoutOption,
     OptionRequest,
     layout_options,
     tensor_pipeline_sizes,
 )
+from unisono.planner.layout_search.layout_rows import FoundLayout, candidate_rows, row_of
 from unisono.planner.layout_search.parallel_calls import results_of
+from unisono.planner.layout_search.what_fits import nothing_fits_text
 from unisono.planner.own_measurements.calibration import Calibration
 from unisono.planner.positive_values import require_positive
-from unisono.planner.prediction import prediction_of
 from unisono.planner.recommendation.dlrm_prediction import DlrmPrediction
 from unisono.planner.recommendation.dlrm_search import search_dlrm
 from unisono.planner.recommendation.dlrm_shape import Dlrm
@@ -47,22 +47,6 @@ OBJECTIVES = ("time", "cost", "devices", "memory")
 time; bytes of the fullest device, then time."""
 
 
-class FoundLayout(NamedTuple):
-    """A combination that fits in memory, and its step time by kind. A better combination has a
-    smaller `key`.
-    """
-
-    key: tuple[float, ...]
-    devices: int
-    option: LayoutOption
-    kinds: dict[str, float]
-
-    @property
-    def step_s(self) -> float:
-        """Seconds of a step."""
-        return sum(self.kinds.values())
-
-
 class _Found(NamedTuple):
     best: list[FoundLayout]
     counts: SearchCounts
@@ -75,6 +59,7 @@ class SearchRequest(OptionRequest):
     keep: int
     objective: str
     longest_s: float
+    folded: bool
 
 
 @overload
@@ -86,6 +71,7 @@ def search(
     objective: str = "time",
     longest_s: float | None = None,
     keep: int = 10,
+    folded: bool = True,
     schedules: Sequence[str] = ("1f1b",),
     tensors: Sequence[str] = ("1d",),
     executor: Executor | None = None,
@@ -117,6 +103,7 @@ def search(
     objective: str = "time",
     longest_s: float | None = None,
     keep: int = 10,
+    folded: bool = True,
     schedules: Sequence[str] = ("1f1b",),
     tensors: Sequence[str] = ("1d",),
     executor: Executor | None = None,
@@ -124,7 +111,12 @@ def search(
     constants: CalibratedConstants | None = None,
     calibration: Calibration | None = None,
 ) -> Candidates | tuple[DlrmPrediction, ...]:
-    """Finds the `keep` best layouts that fit in memory.
+    """Finds the `keep` best layouts that fit in memory, one for each (tp, pp, cp, ep).
+
+    A row is the best of its variants: those with the same devices, tp, pp, cp, ep and kind of
+    tensor parallelism, and with other micro batches, recomputation, ZeRO stages, replicas of the
+    shards, sequence parallelism, interleaving or schedules. `Candidate.alternatives` says what
+    other settings of a row cost. With `folded=False`, each variant is a candidate.
 
     `objective`: the shortest "time" of a step; the least "cost", which is the product of time and
     devices; the fewest "devices"; or the least "memory" of the fullest device. "cost" and "devices"
@@ -187,6 +179,7 @@ def search(
         keep=keep,
         objective=objective,
         longest_s=inf if longest_s is None else longest_s,
+        folded=folded,
     )
     clusters = smaller_clusters(cluster) if objective in ("cost", "devices") else [cluster]
     found = _searched(request, clusters, executor)
@@ -194,7 +187,8 @@ def search(
     if not best:
         raise ValueError(_nothing_found(request, clusters))
     counts = _sum_counts([part.counts for part in found])
-    return Candidates(entries=_candidates(request, clusters, best), counts=counts)
+    rows = candidate_rows(request, objective, clusters, best, folded=folded)
+    return Candidates(entries=rows, counts=counts)
 
 
 def smaller_clusters(cluster: Cluster) -> list[Cluster]:
@@ -242,12 +236,16 @@ def _search_part(
 
 
 def _least_time(request: SearchRequest, run: RunModel, options: Sequence[LayoutOption]) -> _Found:
-    best: list[FoundLayout] = []
+    best: dict[object, FoundLayout] = {}
     too_large = predicted = reached = 0
     limit_s = request.longest_s
     for option in options:
         if option.bound_s > limit_s:
             break
+        row = row_of(option) if request.folded else option.place
+        known = best.get(row)
+        if known is not None and option.bound_s >= known.step_s:
+            continue
         reached += 1
         if not option.fits(run):
             too_large += 1
@@ -257,36 +255,41 @@ def _least_time(request: SearchRequest, run: RunModel, options: Sequence[LayoutO
         step_s = sum(kinds.values())
         if step_s > limit_s:
             continue
-        best.append(_found_layout(request, run, option, kinds, step_s))
-        if len(best) > request.keep:
-            best.sort(key=lambda each: each.key)
-            best.pop()
-        if len(best) == request.keep:
-            limit_s = max(each.step_s for each in best)
-    best.sort(key=lambda each: each.key)
-    return _Found(best, _counts(len(options), too_large, predicted, reached))
+        found = _found_layout(request, run, option, kinds, step_s)
+        if known is None or found.key < known.key:
+            best[row] = found
+            if len(best) > request.keep:
+                del best[max(best, key=lambda each: best[each].key)]
+            if len(best) == request.keep:
+                limit_s = max(each.step_s for each in best.values())
+    counts = _counts(len(options), too_large, predicted, reached)
+    return _Found(sorted(best.values(), key=lambda each: each.key), counts)
 
 
 def _least_memory(request: SearchRequest, run: RunModel, options: Sequence[LayoutOption]) -> _Found:
     sizes = [(option.memory_bytes(run), option) for option in options]
     fitting = [each for each in sizes if each[0] <= run.capacity_bytes]
     fitting.sort(key=lambda each: each[0])
-    best: list[FoundLayout] = []
-    predicted = 0
+    best: dict[object, FoundLayout] = {}
+    predicted, limit_bytes = 0, inf
     for nbytes, option in fitting:
-        if len(best) >= request.keep and nbytes > best[request.keep - 1].key[0]:
+        if nbytes > limit_bytes:
             break
-        if option.bound_s > request.longest_s:
+        row = row_of(option) if request.folded else option.place
+        known = best.get(row)
+        if option.bound_s > request.longest_s or (known is not None and known.key[0] < nbytes):
             continue
         kinds = run.step(option.layout, option.micro_batch, option.recompute)
         predicted += 1
-        if sum(kinds.values()) <= request.longest_s:
-            key = (nbytes, sum(kinds.values()), run.cluster.devices, *option.place)
-            best.append(FoundLayout(key, run.cluster.devices, option, kinds))
-            best.sort(key=lambda each: each.key)
+        step_s = sum(kinds.values())
+        key = (nbytes, step_s, run.cluster.devices, *option.place)
+        if step_s <= request.longest_s and (known is None or key < known.key):
+            best[row] = FoundLayout(key, run.cluster.devices, option, kinds)
+            if len(best) >= request.keep:
+                limit_bytes = sorted(each.key[0] for each in best.values())[request.keep - 1]
     too_large = len(options) - len(fitting)
     counts = _counts(len(options), too_large, predicted, too_large + predicted)
-    return _Found(best[: request.keep], counts)
+    return _Found(sorted(best.values(), key=lambda each: each.key)[: request.keep], counts)
 
 
 def _found_layout(
@@ -311,37 +314,6 @@ def _counts(considered: int, too_large: int, predicted: int, reached: int) -> Se
     )
 
 
-def _candidates(
-    request: SearchRequest, clusters: Sequence[Cluster], best: Sequence[FoundLayout]
-) -> tuple[Candidate, ...]:
-    runs: dict[int, RunModel] = {}
-    found = []
-    for place, each in enumerate(best):
-        if each.devices not in runs:
-            runs[each.devices] = request.run(
-                next(cluster for cluster in clusters if cluster.devices == each.devices)
-            )
-        option = each.option
-        prediction = prediction_of(
-            runs[each.devices], option.layout, option.micro_batch, option.recompute, each.kinds
-        )
-        lost = ""
-        if place + 1 < len(best):
-            lost = reason_of_loss(
-                request.objective,
-                each.key[0],
-                each.kinds,
-                best[place + 1].key[0],
-                best[place + 1].kinds,
-            )
-        found.append(
-            Candidate(
-                layout=prediction.layout, job=prediction.job, prediction=prediction, next_lost=lost
-            )
-        )
-    return tuple(found)
-
-
 def _nothing_found(request: SearchRequest, clusters: Sequence[Cluster]) -> str:
     """Returns what lacks: time, memory, or a layout that divides the model."""
     cluster = clusters[0]
@@ -354,19 +326,4 @@ def _nothing_found(request: SearchRequest, clusters: Sequence[Cluster]) -> str:
                 f"no step takes {request.longest_s:.4g} s or less; the shortest takes "
                 f"{best.step_s:.4g} s ({best.option.layout.text()} on {best.devices})"
             )
-    run = request.run(cluster)
-    sizes = tensor_pipeline_sizes(request.model, cluster, request.tensors)
-    options = layout_options(request, run, sizes)
-    if not options:
-        return (
-            f"no layout of {cluster.devices} devices divides {request.model.heads} heads and a "
-            f"batch of {request.job.global_batch}"
-        )
-    nbytes, smallest = min(
-        ((option.memory_bytes(run), option) for option in options), key=lambda each: each[0]
-    )
-    return (
-        f"nothing fits: {smallest.layout.text()} with micro batch {smallest.micro_batch} and "
-        f"recompute {smallest.recompute} needs least, {nbytes / 1e9:.1f} GB, and a device has "
-        f"{run.capacity_bytes / 1e9:.1f} GB for training; more devices or a smaller model fit"
-    )
+    return nothing_fits_text(request, cluster)

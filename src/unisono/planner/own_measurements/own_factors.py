@@ -67,6 +67,14 @@ class OwnFactors:
         weights = causes.weights()
         return sqrt(float(weights @ self._covariance @ weights + self._single))
 
+    def ratio_deviation(self, causes: ErrorCauses, others: ErrorCauses) -> float:
+        """Returns the standard deviation of the error of the ratio of two runs with the same device
+        and software. The runs share the error of the source, and those of exchanges and of the host
+        as far as their shares agree.
+        """
+        weights = causes.weights() - others.weights()
+        return sqrt(float(weights @ self._covariance @ weights + 2 * self._single))
+
 
 def _variance(sigma: float, error: Floats) -> Floats:
     """Returns the variance with which a normal distribution weighs an error as Student's does."""

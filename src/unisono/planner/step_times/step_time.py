@@ -181,7 +181,7 @@ class StepModel:
         """Returns the seconds of one layer and microbatch by kind."""
         shape = self.shape(layout, micro_batch, experts=experts)
         zero = layout.microbatch_zero if layout.microbatch_zero >= 2 else 0
-        group = layout.dp // layout.dp_replicate if zero else 1
+        group = (layout.dp, layout.dp_replicate) if zero else (1, 1)
         overlapped = layout.schedule == "dualpipev"
         key = (shape, recompute, zero, group, overlapped)
         found = self._layer_steps.get(key)
@@ -192,7 +192,7 @@ class StepModel:
     def layer_s(self, layout: Layout, micro_batch: int, recompute: str, *, experts: bool) -> float:
         """Returns the seconds of one layer and microbatch."""
         zero = layout.microbatch_zero if layout.microbatch_zero >= 2 else 0
-        group = layout.dp // layout.dp_replicate if zero else 1
+        group = (layout.dp, layout.dp_replicate) if zero else (1, 1)
         key = (
             micro_batch,
             layout.tp,
@@ -286,13 +286,17 @@ class StepModel:
         """
         if layout.microbatch_zero < 2:
             return 0.0
-        one_s = 0.0
+        one_s = replicas_s = 0.0
         found = layer_parameters(self.model, layout, experts=shape.experts)
         for each in parameter_groups(found, layout):
             shards = max(each.ranks // layout.dp_replicate, 1)
             place = self.exchanges.place(shards, each.stride)
             one_s += self.exchanges.gather_s(2 * each.parameters, place)
-        exchange_s = one_s * (3 if layout.zero == 3 else 2)
+            # PyTorch's hybrid sharding sums the shards of the gradients over the replicas in each
+            # microbatch (`set_requires_all_reduce` of FSDP2 is True by default).
+            copies = self.exchanges.place(layout.dp_replicate, each.stride * shards)
+            replicas_s += self.exchanges.all_reduce_s(2 * each.parameters / shards, copies)
+        exchange_s = one_s * (3 if layout.zero == 3 else 2) + replicas_s
         overlapped_s = min(exchange_s, device_s)
         return exchange_s - overlapped_s + self.constants.overlap_slowdown * overlapped_s
 
