@@ -20,8 +20,9 @@ def plan(context: typer.Context, options: PlanOptions) -> None:
 
     The times have an interval that holds 80 % of measured steps.
 
-    With --layout, predict one layout. --pareto and --scaling compare numbers of devices. With
-    --calibrate, make a calibration from own measurements.
+    With --layout, predict one layout. With --like, predict another framework's job. --pareto and
+    --scaling compare numbers of devices. With --calibrate, make a calibration from own
+    measurements.
     """
     try:
         options.check()
@@ -43,6 +44,10 @@ def _output(options: PlanOptions) -> PlanOutput:
         from unisono.commands.planning.own_measurements import calibration_output
 
         return calibration_output(options)
+    if options.like is not None:
+        from unisono.commands.planning.like_tables import like_output
+
+        return like_output(options)
     return _plan(options)
 
 

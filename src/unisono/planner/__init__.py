@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from unisono.planner.inputs.device_cluster import Cluster
     from unisono.planner.inputs.devices import Device, catalogue, device_named
     from unisono.planner.inputs.hugging_face import from_hugging_face
+    from unisono.planner.inputs.job_files.job_file import read_job
+    from unisono.planner.inputs.job_files.similar_job import SimilarJob
     from unisono.planner.inputs.layout import SCHEDULES, Layout, nearest_divisor
     from unisono.planner.inputs.layout_check import check_layout, divides_heads, require_heads
     from unisono.planner.inputs.model_presets import (
@@ -141,6 +143,8 @@ _NAMES = {
     "inputs.layout_check": ("check_layout", "divides_heads", "require_heads"),
     "layout_search.layout_candidates": ("Candidate", "Candidates", "SearchCounts"),
     "memory.memory_changes": ("MemoryChange", "smallest_change"),
+    "inputs.job_files.job_file": ("read_job",),
+    "inputs.job_files.similar_job": ("SimilarJob",),
     "inputs.hugging_face": ("from_hugging_face",),
     "inputs.model_presets": ("PRESETS", "load_model"),
     "pipeline.pipeline_schedule": ("PipelineSchedule", "StageMessage", "StageTimes"),
@@ -209,6 +213,7 @@ __all__ = [
     "ScalingPoint",
     "SearchCounts",
     "Sensitivity",
+    "SimilarJob",
     "StageMessage",
     "StageTask",
     "StageTimes",
@@ -247,6 +252,7 @@ __all__ = [
     "place_tables",
     "predict",
     "rank_loads",
+    "read_job",
     "read_own_runs",
     "require_heads",
     "run_tasks",

@@ -41,18 +41,14 @@ def layouts_output(inputs: PlanInputs, options: PlanOptions) -> tuple[PlanOutput
             calibration=inputs.calibration,
         )
         predictions = [found]
-        parts: list[Any] = [_table(predictions, options, inputs.title)]
+        parts: list[Any] = [layout_table(predictions, options, inputs.title)]
         if not found.fits:
-            parts.append(_fit_text(found, inputs))
+            parts.append(fit_text(found, inputs))
         documents = [prediction_document(found)]
     else:
-        candidates = _search(inputs, options)
+        candidates = searched(inputs, options)
         predictions = [each.prediction for each in candidates]
-        parts = [
-            _table(predictions, options, inputs.title),
-            *difference_parts(candidates),
-            f"[dim]{_counts_text(candidates.counts)}[/]",
-        ]
+        parts = search_parts(candidates, options, inputs.title)
         documents = [candidate_document(each) for each in candidates]
     if inputs.calibration is not None:
         parts.append(f"first layout: {predictions[0].interval_text()}")
@@ -69,7 +65,8 @@ def layouts_output(inputs: PlanInputs, options: PlanOptions) -> tuple[PlanOutput
     return PlanOutput(parts=parts, document=document, written=written), predictions[0]
 
 
-def _search(inputs: PlanInputs, options: PlanOptions) -> Candidates:
+def searched(inputs: PlanInputs, options: PlanOptions) -> Candidates:
+    """Returns the result of the search that the options describe."""
     return planner.search(
         inputs.model,
         inputs.cluster,
@@ -83,7 +80,17 @@ def _search(inputs: PlanInputs, options: PlanOptions) -> Candidates:
     )
 
 
-def difference_parts(candidates: Candidates) -> list[Any]:
+def search_parts(candidates: Candidates, options: PlanOptions, title: str) -> list[Any]:
+    """Returns what a search prints: the rows, their differences, ties, and the counts."""
+    predictions = [each.prediction for each in candidates]
+    return [
+        layout_table(predictions, options, title),
+        *_difference_parts(candidates),
+        f"[dim]{_counts_text(candidates.counts)}[/]",
+    ]
+
+
+def _difference_parts(candidates: Candidates) -> list[Any]:
     """Returns a table of the differences between the rows, and a line about ties."""
     table = Table(title="what the rows differ in", title_justify="left")
     table.add_column("row", justify="right")
@@ -105,7 +112,7 @@ def _counts_text(counts: SearchCounts) -> str:
     )
 
 
-def _fit_text(prediction: Prediction, inputs: PlanInputs) -> str:
+def fit_text(prediction: Prediction, inputs: PlanInputs) -> str:
     """Returns the smallest change that makes a layout that is too large fit into memory."""
     change = planner.smallest_change(
         inputs.model,
@@ -133,7 +140,7 @@ def front_output(inputs: PlanInputs, options: PlanOptions) -> PlanOutput:
     if options.plot_path is not None:
         planner.save_front_plot(front, options.plot_path, title=inputs.title)
         written.append(options.plot_path)
-    table = _table(front, options, f"{inputs.title}: Pareto front", with_devices=True)
+    table = layout_table(front, options, f"{inputs.title}: Pareto front", with_devices=True)
     table.caption = (
         "No layout beats another one in step time, devices and memory together. Layouts that "
         f"save less than {_TOLERANCE:.0%} of the time and of the capacity are left out."
@@ -142,13 +149,14 @@ def front_output(inputs: PlanInputs, options: PlanOptions) -> PlanOutput:
     return PlanOutput(parts=[table], document=document, written=written)
 
 
-def _table(
+def layout_table(
     predictions: Sequence[Prediction],
     options: PlanOptions,
     title: str,
     *,
     with_devices: bool = False,
 ) -> Table:
+    """Returns a table with one row for each prediction."""
     table = Table(title=title, title_justify="left")
     many = with_devices or options.objective in ("cost", "devices")
     names = ["row", *(["devices"] if many else []), "layout", "micro", "recompute", "step"]

@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from unisono.commands.planning.plan_options import PlanOptions
-from unisono.planner import Calibration, Cluster, Layout, Transformer, Workload, load_model
+from unisono.planner import (
+    Calibration,
+    Cluster,
+    Layout,
+    SimilarJob,
+    Transformer,
+    Workload,
+    load_model,
+    read_job,
+)
 
 DEFAULT_SEQ = 2048
 
@@ -45,6 +54,45 @@ def read_inputs(options: PlanOptions) -> PlanInputs:
         calibration=None if options.calibration is None else Calibration.load(options.calibration),
         title=title,
     )
+
+
+def read_similar(options: PlanOptions) -> tuple[PlanInputs, SimilarJob]:
+    """Reads the inputs from the file of another framework's job (`--like`); options replace what
+    the file states. Raises ValueError for what neither states, with the option.
+    """
+    assert options.like is not None and options.cluster is not None
+    job = read_job(options.like)
+    model = job.model if options.model is None else load_model(options.model)
+    if model is None:
+        raise ValueError(f"--model is needed: {job.missing.get('--model', 'the file has none')}")
+    text = options.cluster
+    if ":" not in text and not text.endswith(".json"):
+        if job.devices is None:
+            raise ValueError(f"--cluster {text}:COUNT is needed: the file states no devices")
+        text = f"{text}:{job.devices}"
+    cluster = read_cluster(text, options.topology)
+    if options.layout is None and "--layout" in job.missing:
+        raise ValueError(f"--layout is needed: {job.missing['--layout']}")
+    layout = Layout.read(options.layout) if options.layout else job.layout_on(cluster.devices)
+    work = job.workload_on(
+        layout,
+        seq=options.seq,
+        global_batch=options.batch,
+        micro_batch=options.micro_batch,
+        precision=None if options.precision == "bf16" else options.precision,
+        recompute=options.recompute,
+        software=options.software,
+    )
+    inputs = PlanInputs(
+        model=model,
+        cluster=cluster,
+        job=work,
+        layout=layout,
+        calibration=None if options.calibration is None else Calibration.load(options.calibration),
+        title=f"{job.source} job of {options.like} on {text}, batch {work.global_batch} x "
+        f"{work.seq}, {model.parameters / 1e9:.4g} billion parameters",
+    )
+    return inputs, job
 
 
 def read_cluster(text: str, topology: str | None) -> Cluster:

@@ -31,6 +31,15 @@ class PlanOptions:
             "config.json."
         ),
     ] = None
+    like: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Predict the job of a file, then search for better layouts: a script with flags "
+            "of Megatron-LM, options of a recipe of Megatron-Bridge, or a TOML of torchtitan. "
+            "Other options replace what the file states.",
+        ),
+    ] = None
     cluster: Annotated[
         str | None,
         typer.Option(help="DEVICE:COUNT, such as a100:1024 or h100:64; or a .json file."),
@@ -203,8 +212,14 @@ class PlanOptions:
         self._check_alone("calibrate", "files", "cluster", "topology", "save_path", "json_path")
         self._check_needs()
         self._check_searches()
-        if not self.calibrate and None in (self.model, self.cluster, self.batch):
-            raise ValueError("--model, --cluster and --batch are needed (or --calibrate)")
+        self._check_alone("like", *_OF_LIKE)
+        if self.like is not None and self.cluster is None:
+            raise ValueError(
+                "--like needs --cluster, such as h100:64, or h100 for the file's number"
+            )
+        modes = self.calibrate or self.like is not None
+        if not modes and None in (self.model, self.cluster, self.batch):
+            raise ValueError("--model, --cluster and --batch are needed (or --like or --calibrate)")
 
     def _check_alone(self, mode: str, *others: str) -> None:
         """Raises ValueError for options that a mode would ignore."""
@@ -227,11 +242,13 @@ class PlanOptions:
         of_search = [name for name in self._stated() if name in _OF_SEARCH]
         if self.tensor != "1d" and (self.layout is not None or self.scaling):
             raise ValueError("--tensor needs a search or --pareto; write tensor=2d in --layout")
-        if self.schedules != "1f1b" and (self.layout is not None or self.pareto or self.scaling):
+        no_search = (self.layout is not None and self.like is None) or self.pareto or self.scaling
+        if self.schedules != "1f1b" and no_search:
             raise ValueError("--schedules needs a search; write schedule=zbv in --layout")
         if self.layout is not None and (self.pareto or self.scaling):
             raise ValueError("--pareto and --scaling search all layouts; leave --layout out")
-        for mode in ("layout", "placement", "pareto", "scaling"):
+        modes = ("placement", "pareto", "scaling", *(("layout",) if self.like is None else ()))
+        for mode in modes:
             if getattr(self, mode) and of_search:
                 flags = ", ".join(map(_flag, of_search))
                 raise ValueError(f"{flags}: of a search for the best layouts; leave --{mode} out")
@@ -253,6 +270,11 @@ class PlanOptions:
         ]
 
 
+_OF_LIKE = (
+    *("model", "cluster", "topology", "batch", "seq", "micro_batch", "precision", "recompute"),
+    *("software", "layout", "schedules", "keep", "explain", "save_path", "calibration", "price"),
+    "json_path",
+)
 _OF_SEARCH = ("objective", "longest_s", "keep")
 
 

@@ -1,0 +1,1 @@
+"""Reads the layout, workload and model of another framework's job file."""
