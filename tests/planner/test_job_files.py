@@ -199,6 +199,66 @@ def test_values_of_conditions_that_agree(tmp_path: Path) -> None:
     assert read(tmp_path, script).workload["seq"] == 1024
 
 
+def test_branches_of_a_script(tmp_path: Path) -> None:
+    """Tests conditions of known values, flags in quotation marks, and commented lines."""
+    job = read(
+        tmp_path,
+        """
+set -euo pipefail
+DTYPE=${1:-"fp8"}
+N=${N:-8}
+ARGS=(--seq-length 8 --vocab-size 100
+  # --tensor-model-parallel-size 16 \\
+  --tensor-model-parallel-size 2)
+if [[ "$DTYPE" == "fp8" ]] || [[ -z "$MORE" ]]; then
+    ARGS+=( "--fp8-format hybrid" )
+elif [ $N -gt 4 ]; then
+    ARGS+=( "--seq-length 16" )
+else
+    ARGS+=( "--seq-length 32" )
+fi
+if [ $N -lt 4 ]; then ARGS+=( --context-parallel-size 4 ); fi
+if [ "$N" = 8 ]; then
+    CP=2
+else
+    CP=1
+fi
+torchrun --nproc-per-node=$N pretrain_gpt.py "${ARGS[@]}" --context-parallel-size $CP
+""",
+    )
+    assert not job.missing.keys() - {"--model"} and job.devices == 8
+    assert job.workload["seq"] == 8 and job.workload["precision"] == "fp8"
+    assert dict(job.layout) == {"tp": 2, "cp": 2, "sequence_parallel": False, "zero": 0}
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ("--hybrid-layer-pattern M*M", "--hybrid-layer-pattern is of a model"),
+        ("--encoder-num-layers 12", "--encoder-num-layers is of a model"),
+        ("; python pretrain_bert.py", "pretrain_bert is of a model"),
+    ],
+)
+def test_models_that_flags_do_not_describe(tmp_path: Path, more: str, reason: str) -> None:
+    sizes = "--num-layers 2 --hidden-size 64 --num-attention-heads 2 --vocab-size 99 "
+    sizes += "--seq-length 8 "
+    assert read(tmp_path, sizes).model is not None
+    job = read(tmp_path, sizes + more)
+    assert job.model is None and reason in job.missing["--model"]
+
+
+def test_windows_and_tokenizers(tmp_path: Path) -> None:
+    sizes = "--num-layers 24 --hidden-size 64 --num-attention-heads 2 --seq-length 8 "
+    window = "--window-size 128,0 --window-attn-skip-freq 2 --tokenizer-type GPT2BPETokenizer"
+    job = read(tmp_path, sizes + window)
+    assert job.model is not None and "50257" in job.notes[0]
+    assert (job.model.window, job.model.local_layers, job.model.vocab) == (128, 12, 50304)
+    named = "--tokenizer-type HuggingFaceTokenizer --tokenizer-model deepseek-ai/DeepSeek-V3"
+    model = read(tmp_path, sizes + named).model
+    assert model is not None and model.vocab == 129280
+    assert read(tmp_path, sizes).model is None
+
+
 def test_a_configuration_of_torchtitan(tmp_path: Path) -> None:
     job = read(tmp_path, TITAN, "job.toml")
     assert job.model == planner.load_model("llama3-8b") and job.source == "torchtitan"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from unisono.planner.inputs.job_files.megatron_model import MODEL_FLAGS, MegatronModel
+from unisono.planner.inputs.job_files.megatron_model import MODEL_FLAGS, OTHER_MODELS, MegatronModel
 from unisono.planner.inputs.job_files.script_flags import ScriptFlags
 from unisono.planner.inputs.job_files.similar_job import SimilarJob
 from unisono.planner.inputs.model_presets import model_named
@@ -49,7 +50,8 @@ _OTHERS = (
     *("recompute_granularity", "recompute_method", "recompute_num_layers"),
     *("data_parallel_sharding_strategy", "fp8_format", "fp8", "fp8_recipe", "fp4", "fp4_format"),
     *("precision_config", "compute_dtype", "cuda_graph_scope", "attention_backend"),
-    *("model_recipe_name", "recipe", "recipe_name"),
+    *("model_recipe_name", "recipe", "recipe_name", "optimizer_cpu_offload", "cpu_offloading"),
+    *("activations_checkpoint_method", "checkpoint_activations"),
 )
 _DEVICES = (
     *("num_gpus", "world_size", "nproc_per_node", "gpus_per_node", "ntasks_per_node"),
@@ -67,8 +69,11 @@ _ASSUMED = (
     *("external_cuda_graph", "use_te_rng", "te_rng", "delay_wgrad", "high_priority_stream"),
     *("nccl_", "use_sharp", "average_in_collective", "check_for_nan", "batch_p2p", "align_"),
     *("recompute_modules", "moe_pad_", "moe_expert_capacity", "decoder_", "pipeline_model_"),
-    *("account_for_", "num_layers_in_", "use_precision_aware", "optimizer_cpu_offload"),
+    *("fsdp_", "use_nccl_ub", "moe_router_padding", "no_check_for_nan"),
+    *("account_for_", "num_layers_in_", "use_precision_aware"),
     *("distribute_saved", "disable_tp_comm", "use_tp_pp_dp_mapping", "use_ring_exchange"),
+    *("moe_layer_recompute", "moe_token_drop", "hierarchical_context", "deterministic_mode"),
+    *("softmax_type", "activation_func", "glu_linear", "squared_relu", "use_fused"),
     *("moe_shared_expert_overlap", "hidden_dropout", "attention_dropout", "gradient_reduce"),
 )
 """Flags, or their beginnings, that change times or memory, and for which the planner has no
@@ -99,7 +104,23 @@ _NO_EFFECT = (
     *("mtp_loss", "blend", "max_restarts", "num_dataset", "no_create", "finetune", "hysteresis"),
     *("use_dist_ckpt", "auto_detect", "test_mode", "auto_resume", "no_one_logger", "export"),
     *("container", "decay", "warmup", "dataset_", "cpus_per_task", "gres", "qos", "label"),
-    *("legacy_", "calculate_per_token", "empty_unused", "gpu", "g", "c", "t", "l", "i", "J", "p"),
+    *("apply_layernorm_1p", "decoupled_", "logging_", "enable_experimental", "no_mmap", "tiktoken"),
+    *("use_persistent", "rerun_mode", "use_rope", "step_batch", "fim_", "trust_remote", "use_mup"),
+    *(
+        "mup_",
+        "use_te",
+        "no_ckpt",
+        "pretrained_",
+        "init_model_with",
+        "dist_",
+        "mpi",
+        "DDP_impl",
+        "comment",
+        "dependency",
+        "DP",
+        "legacy_",
+    ),
+    *("calculate_per_token", "empty_unused", "gpu", "g", "c", "t", "l", "i", "J", "p"),
 )
 """Flags, or their beginnings, that change neither times nor memory of a step."""
 
@@ -113,13 +134,16 @@ def read_megatron(text: str) -> SimilarJob:
     (4, {'seq': 128, 'precision': 'fp32'}, ('--lr',))
     """
     names = {*_AXES, *_SIZES, *_SWITCHES, *_OTHERS, *_DEVICES, *MODEL_FLAGS}
-    return _MegatronJob(ScriptFlags(text, names=names)).job()
+    other = re.search(r"pretrain_(bert|t5|ict|mamba|vision\w*|vlm|mimo|retro)", text)
+    flags = ScriptFlags(text, names=names, short=_SHORT)
+    return _MegatronJob(flags, program=other[0] if other else "").job()
 
 
 class _MegatronJob:
     """The flags of a job, and what has been said about them."""
 
-    def __init__(self, flags: ScriptFlags) -> None:
+    def __init__(self, flags: ScriptFlags, *, program: str) -> None:
+        self._program = program
         self._values = {_SHORT.get(name, name): value for name, value in flags.values.items()}
         self._unclear = {_SHORT.get(name, name): why for name, why in flags.unclear.items()}
         for name in self._unclear:
@@ -205,7 +229,15 @@ class _MegatronJob:
         if unclear:
             missing["--model"] = "; ".join(unclear)
             return None
-        reader = MegatronModel(self._values, tp=self._count("tensor_model_parallel_size") or 1)
+        other = [name for name in self._values if name.startswith(OTHER_MODELS)]
+        if self._program or other:
+            what = self._program or f"--{other[0].replace('_', '-')}"
+            missing["--model"] = f"{what} is of a model that flags do not describe here"
+            return None
+        named = dict.fromkeys(self._unclear, "")
+        reader = MegatronModel(
+            {**named, **self._values}, tp=self._count("tensor_model_parallel_size") or 1
+        )
         model = reader.model()
         self._notes += reader.notes
         if model is None:
@@ -263,11 +295,16 @@ class _MegatronJob:
             found["recompute"] = granularity
         elif self._on("recompute_activations"):
             found["recompute"] = "selective"
+        elif any(map(self._on, ("activations_checkpoint_method", "checkpoint_activations"))):
+            found["recompute"] = "full"  # names of 2021
         elif "global_batch_size" in self._values or "micro_batch_size" in self._values:
             found["recompute"] = "none"
         if granularity == "full" and self._values.get("recompute_method") == "block":
             layers = self._values.get("recompute_num_layers", "some")
             self._notes.append(f"full recomputation of {layers} layers is read as of all layers")
+        for name in ("optimizer_cpu_offload", "cpu_offloading"):
+            if self._on(name):
+                self._notes.append(f"--{name.replace('_', '-')} is left out: all is on the device")
         if self._on("overlap_moe_expert_parallel_comm"):
             found["software"] = "megatron-2025"
         if self._values.get("cuda_graph_scope") == "full_iteration":

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from unisono.planner.inputs.job_files.arithmetic import flags_of_layers
+from unisono.planner.inputs.model_presets import model_named
 from unisono.planner.inputs.transformer import Transformer
 
 _SIZES = (
@@ -19,10 +20,18 @@ _SIZES = (
 )
 _SWITCHES = (
     *("swiglu", "group_query_attention", "untie_embeddings_and_output_weights", "qk_layernorm"),
-    *("disable_bias_linear", "add_qkv_bias", "multi_latent_attention"),
+    *("disable_bias_linear", "add_qkv_bias", "multi_latent_attention", "quick_geglu", "geglu"),
 )
-MODEL_FLAGS = (*_SIZES, *_SWITCHES, "position_embedding_type", "normalization", "moe_layer_freq")
+MODEL_FLAGS = (
+    *(*_SIZES, *_SWITCHES, "position_embedding_type", "normalization", "moe_layer_freq"),
+    *("window_size", "window_attn_skip_freq"),
+)
 """Flags that describe the model."""
+OTHER_MODELS = (
+    *("hybrid_", "mamba_", "is_hybrid", "encoder_", "language_model_type", "vision_model_type"),
+    *("model_provider", "experimental_attention", "linear_attention", "bert_"),
+)
+"""Flags, or their beginnings, of models that are no decoders of equal layers."""
 _NEEDED = ("num_layers", "hidden_size", "num_attention_heads")
 _VOCABULARIES = {"gpt2": 50257, "llama2": 32000, "llama3": 128256, "tiktoken": 131072}
 
@@ -45,7 +54,8 @@ class MegatronModel:
             self.missing.append("--vocab-size")
         if self.missing or vocab is None:
             return None
-        hidden, gated = self._count("hidden_size"), self._on("swiglu")
+        hidden = self._count("hidden_size")
+        gated = any(map(self._on, ("swiglu", "quick_geglu", "geglu")))
         usual = hidden * 8 // 3 // 64 * 64 if gated else 4 * hidden
         positions = self._values.get("position_embedding_type", "learned_absolute")
         sizes: dict[str, Any] = {
@@ -60,6 +70,7 @@ class MegatronModel:
             "mtp_layers": self._count("mtp_num_layers"),
             **self._attention(),
             **self._experts(),
+            **self._windows(),
         }
         if positions == "learned_absolute":
             sizes["positions"] = self._count("max_position_embeddings")
@@ -81,14 +92,27 @@ class MegatronModel:
             return stated
         vocab = self._count("vocab_size")
         if not vocab:
-            tokenizer = self._values.get("tokenizer_type", "").lower()
-            known = [size for name, size in _VOCABULARIES.items() if name in tokenizer]
-            if not known:
+            found = self._tokenizer()
+            if found is None:
                 return None
-            vocab = known[0]
-            self.notes.append(f"the tokenizer {tokenizer} is read as a vocabulary of {vocab}")
+            name, vocab = found
+            self.notes.append(f"the tokenizer {name} is read as a vocabulary of {vocab}")
         multiple = (self._count("make_vocab_size_divisible_by") or 128) * self._tp
         return -(-vocab // multiple) * multiple
+
+    def _tokenizer(self) -> tuple[str, int] | None:
+        """Returns the name and the vocabulary of a known tokenizer."""
+        kind = self._values.get("tokenizer_type", "").lower()
+        if not kind and "merge_file" in self._values:
+            kind = "gpt2bpetokenizer"  # the default of Megatron-LM
+        for name, size in _VOCABULARIES.items():
+            if name in kind:
+                return kind, size
+        model = self._values.get("tokenizer_model", "")
+        try:
+            return model, model_named(model).vocab
+        except ValueError:
+            return None
 
     def _attention(self) -> dict[str, Any]:
         if self._on("multi_latent_attention"):
@@ -106,6 +130,18 @@ class MegatronModel:
             }
         groups = self._count("num_query_groups")
         return {"kv_heads": groups if self._on("group_query_attention") or groups else 0}
+
+    def _windows(self) -> dict[str, Any]:
+        """Returns the window and the number of layers with it: every n-th layer has none."""
+        size = self._values.get("window_size", "").strip("()").split(",")[0]
+        if not size.isdecimal() or size == "0":
+            return {}
+        layers, every = self._count("num_layers"), self._values.get("window_attn_skip_freq", "0")
+        mixed = flags_of_layers(every)
+        if mixed is not None:
+            return {"window": int(size), "local_layers": sum(1 for each in mixed if each)}
+        full = layers // int(every) if every.isdecimal() and every != "0" else 0
+        return {"window": int(size), "local_layers": layers - full}
 
     def _experts(self) -> dict[str, Any]:
         experts = self._count("num_experts")
@@ -160,6 +196,6 @@ class MegatronModel:
             expert = (model.matrices - 1) * model.expert_ffn + model.hidden if model.experts else 0
         elif self._on("add_qkv_bias"):
             layer += width
-        if self._on("qk_layernorm"):
+        if self._on("qk_layernorm") and not model.kv_rank:
             layer += 2 * model.head_dim
         return replace(model, layer_vectors=layer, outer_vectors=norm, expert_vectors=expert)

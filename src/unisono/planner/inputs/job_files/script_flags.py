@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Container, Iterator
 
 from unisono.planner.inputs.job_files.arithmetic import value_of
+from unisono.planner.inputs.job_files.shell_conditions import Branches
 
 _ASSIGNMENT = re.compile(r"(?:export |local |readonly )?([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _REFERENCE = re.compile(r"\$(?:\{(\w+)(?::?-([^{}]*))?\}|(\w+))")
@@ -14,7 +15,6 @@ _ARITHMETIC = re.compile(r"\$\(\(([^()]*(?:\([^()]*\)[^()]*)*)\)\)")
 _ARRAY = re.compile(r"\"?\$(?:\{\w+\[[@*]\](?:[^{}]*)\}|@)\"?")
 """References to arrays, whose flags are read where the array is set, and to all arguments."""
 _YAML = re.compile(r"-?\s*([\w.-]+):\s+(.*?)(?:\s+#.*)?")
-_OPENING, _CLOSING = ("if", "case", "for", "while", "until"), ("fi", "esac", "done")
 _ENDS = ("(", ")", ";", "|", "&", "&&", "||", ">", ">>", "2>&1", "then", "do", "else")
 _NUMBER = re.compile(r"-?[\d.]")
 
@@ -27,23 +27,21 @@ class ScriptFlags:
     a variable that the text does not set, or that depends on a condition.
     """
 
-    def __init__(self, text: str, *, names: Container[str]) -> None:
+    def __init__(self, text: str, *, names: Container[str], short: Container[str]) -> None:
         """Reads a text. `names` are the names that count as flags without dashes too, as in
-        `train.micro_batch_size=1` and `micro_batch_size: 1`.
+        `train.micro_batch_size=1` and `micro_batch_size: 1`, and `short` those with one dash.
         """
         self.values: dict[str, str] = {}
         self.unclear: dict[str, str] = {}
-        self._names = names
+        self._names, self._short = names, short
         self._variables: dict[str, str] = {}
         self._doubtful: set[str] = set()
-        depth = 0
+        branches = Branches()
         for line in _lines(text):
-            first = re.match(r"\w*", line)
-            word = first[0] if first else ""
-            depth += word in _OPENING
-            self._read_line(self._replaced(line), conditional=depth > 0)
-            closed = word in _CLOSING or re.search(r";\s*(fi|esac|done)$", line) is not None
-            depth -= closed
+            whole = self._replaced(line)
+            is_branch = branches.enter(whole)
+            if branches.taken is not False and not is_branch:
+                self._read_line(whole, conditional=branches.taken is None)
 
     def _read_line(self, line: str, *, conditional: bool) -> None:
         found = _YAML.fullmatch(line)
@@ -72,8 +70,10 @@ class ScriptFlags:
             self._state(_name(name), value or " ".join(following), conditional=conditional)
 
     def _is_flag(self, word: str) -> bool:
-        if re.match(r"--?[A-Za-z]|\+{0,2}[A-Za-z]\w*(\.\w+)+=", word):
+        if re.match(r"--[A-Za-z]|\+{0,2}[A-Za-z]\w*(\.\w+)+=", word):
             return True
+        if re.match(r"-[A-Za-z]", word):
+            return word[1:] in self._short
         return _name(re.split(r"[=:]", word)[0]) in self._names and bool(re.search(r"[=:]", word))
 
     def _is_value(self, word: str) -> bool:
@@ -88,7 +88,7 @@ class ScriptFlags:
             self._doubtful.add(name)
         self._variables[name] = value
         if "--" in value:
-            self._read(_words(value), conditional=conditional)
+            self._read(value.split(), conditional=conditional)
 
     def _state(self, name: str, value: str, *, conditional: bool) -> None:
         old = self.values.get(name)
@@ -109,7 +109,8 @@ class ScriptFlags:
         def known(found: re.Match[str]) -> str:
             name = found[1] or found[3]
             if name in self._variables and name not in self._doubtful:
-                return self._variables[name]
+                # Flags were read where the variable was set.
+                return "" if "--" in self._variables[name] else self._variables[name]
             return found[0] if found[2] is None else found[2]
 
         def computed(found: re.Match[str]) -> str:
@@ -137,15 +138,18 @@ def _name(word: str) -> str:
 
 def _lines(text: str) -> Iterator[str]:
     """Yields the lines, with continued lines as one, and the flags of a batch system's comments."""
+    text = re.sub(r"^\s*#(?:SBATCH|PBS)\s+", "", text, flags=re.MULTILINE)
+    text = re.sub(r"^\s*#.*\n", "", text, flags=re.MULTILINE)
     for line in _ARRAY.sub(" ", text.replace("\\\n", " ")).splitlines():
-        found = re.match(r"\s*#(?:SBATCH|PBS)\s+(.*)", line)
-        yield found[1] if found else line.strip()
+        yield line.strip()
 
 
 def _words(line: str) -> list[str]:
     try:
         reader = shlex.shlex(line, posix=True, punctuation_chars="();|&")
         reader.whitespace_split, reader.commenters = True, "#"
-        return list(reader)
+        words = list(reader)
+        # A word in quotation marks may be a flag with its value.
+        return [part for each in words for part in (each.split() if each[:2] == "--" else [each])]
     except ValueError:  # a quotation over several lines
         return line.split()

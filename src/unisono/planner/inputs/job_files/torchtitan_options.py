@@ -37,7 +37,7 @@ _READ = {
     "model": ("name", "flavor", "converters", "print_after_conversion"),
     "training": (
         *("local_batch_size", "batch_size", "global_batch_size", "seq_len"),
-        *("mixed_precision_param", "compile"),
+        *("mixed_precision_param", "compile", "enable_cpu_offload"),
     ),
     "parallelism": (
         *(*_AXES, "data_parallel_shard_degree", "pipeline_parallel_schedule"),
@@ -55,7 +55,7 @@ _ASSUMED: Mapping[str, tuple[str, ...] | None] = {
         *("pipeline_parallel_first_stage_less_layers", "pipeline_parallel_last_stage_less_layers"),
     ),
     "activation_checkpoint": ("selective_ac_option", "early_stop"),
-    "training": ("mixed_precision_reduce", "enable_cpu_offload", "dtype"),
+    "training": ("mixed_precision_reduce", "dtype"),
     "float8": None,
     "quantize": None,
     "mx": None,
@@ -194,6 +194,8 @@ class _TorchtitanJob:
             found["micro_batch"] = self._get("parallelism", "pipeline_parallel_microbatch_size", 1)
         if "global_batch" not in found and local is None:
             self._missing["--batch"] = "the file has no local_batch_size"
+        if self._get("training", "enable_cpu_offload", False):
+            self._notes.append("enable_cpu_offload is left out: all is on the device")
         found["recompute"] = self._get("activation_checkpoint", "mode", "selective")
         compiled = self._get("compile", "enable", self._get("training", "compile", False))
         found["software"] = "torch-fsdp" if switch("compile", compiled) else "torch-eager"
