@@ -312,7 +312,9 @@ def prediction_of(
     if job.micro_batch != micro_batch or job.recompute != recompute:
         job = replace(job, micro_batch=micro_batch, recompute=recompute)
     step_s = sum(kinds.values())
-    flops = step_flops(run.model, seq=job.seq, batch=job.global_batch)
+    frozen = job.lora is not None
+    flops = step_flops(run.model, seq=job.seq, batch=job.global_batch, frozen=frozen)
+    flops *= 1 - job.padding
     return Prediction(
         layout=layout,
         job=job,

@@ -23,6 +23,21 @@ USABLE_MEMORY = 0.95
 """Share of the memory that training may use. The driver and the libraries use the rest."""
 
 
+def packed_model(model: Transformer, workload: Workload) -> Transformer:
+    """Returns the model whose attention stays inside the documents that are packed into a sequence,
+    as inside blocks. Raises ValueError for a model with windows of its own.
+    """
+    if workload.document in (None, workload.seq):
+        return model
+    if model.window:
+        raise ValueError(
+            "packed documents of a model with attention windows are not modelled; document = None "
+            "is an upper limit of the time"
+        )
+    assert workload.document is not None
+    return replace(model, window=workload.document, local_layers=model.layers, blocked_window=True)
+
+
 class RunModel:
     """Computes times and memory of layouts of one model on one cluster. Caches partial results."""
 
@@ -34,6 +49,9 @@ class RunModel:
         constants: CalibratedConstants,
         calibration: Calibration | None = None,
     ) -> None:
+        model = packed_model(model, workload)
+        if workload.lora is not None:
+            workload.lora.check(model)
         self.calibrated = calibration is not None and bool(calibration.runs)
         own = calibration.own_runs(cluster.kind.name) if calibration else ()
         if calibration is not None:

@@ -25,7 +25,15 @@ def dlrm_output(options: PlanOptions) -> PlanOutput:
         if getattr(options, name):
             option = "plot" if name == "plot_path" else name
             raise ValueError(f"--{option} is for transformers, not for recommendation models")
-    for name, usual in (("tensor", "1d"), ("schedules", "1f1b"), ("price", None)):
+    usual_values = {
+        "tensor": "1d",
+        "schedules": "1f1b",
+        "price": None,
+        "trainable": "all",
+        "document": None,
+        "padding": 0.0,
+    }
+    for name, usual in usual_values.items():
         if getattr(options, name) != usual:
             raise ValueError(f"--{name} is for transformers, not for recommendation models")
     predictions = _predictions(options)

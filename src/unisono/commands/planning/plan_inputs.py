@@ -37,6 +37,8 @@ def read_inputs(options: PlanOptions) -> PlanInputs:
     seq = DEFAULT_SEQ if options.seq is None else options.seq
     model = load_model(options.model)
     title = f"{options.model} on {options.cluster}, batch {options.batch} x {seq}"
+    if options.trainable != "all":
+        title += f", {options.trainable}"
     if model.approximations:
         title += f" (approximated: {', '.join(model.approximations)})"
     return PlanInputs(
@@ -49,6 +51,9 @@ def read_inputs(options: PlanOptions) -> PlanInputs:
             precision=options.precision,
             recompute=options.recompute,
             software=options.software,
+            trainable=options.trainable,
+            document=options.document,
+            padding=options.padding,
         ),
         layout=None if options.layout is None else Layout.read(options.layout),
         calibration=None if options.calibration is None else Calibration.load(options.calibration),
@@ -82,6 +87,9 @@ def read_similar(options: PlanOptions) -> tuple[PlanInputs, SimilarJob]:
         precision=None if options.precision == "bf16" else options.precision,
         recompute=options.recompute,
         software=options.software,
+        trainable=options.trainable,
+        document=options.document,
+        padding=options.padding,
     )
     inputs = PlanInputs(
         model=model,

@@ -74,6 +74,20 @@ class PlanOptions:
             "by default current software: torch-fsdp for ZeRO-2 and 3, else transformer-engine."
         ),
     ] = None
+    trainable: Annotated[
+        str,
+        typer.Option(
+            help="Weights that are trained: all, or only adapters (LoRA): lora:16 on all linear "
+            "layers, lora:16:attention on those of attention."
+        ),
+    ] = "all"
+    document: Annotated[
+        int | None,
+        typer.Option(help="Mean tokens of the documents that are packed into a sequence."),
+    ] = None
+    padding: Annotated[
+        float, typer.Option(help="Share of the positions of a step that are padding.")
+    ] = 0.0
     layout: Annotated[
         str | None,
         typer.Option(help="Predict this layout: dp=16,tp=8,pp=8,zero=1; or a .json file."),
@@ -272,7 +286,19 @@ class PlanOptions:
 
 _OF_LIKE = (
     *("model", "cluster", "topology", "batch", "seq", "micro_batch", "precision", "recompute"),
-    *("software", "layout", "schedules", "keep", "explain", "save_path", "calibration", "price"),
+    *(
+        "trainable",
+        "document",
+        "padding",
+        "software",
+        "layout",
+        "schedules",
+        "keep",
+        "explain",
+        "save_path",
+        "calibration",
+        "price",
+    ),
     "json_path",
 )
 _OF_SEARCH = ("objective", "longest_s", "keep")

@@ -33,8 +33,11 @@ def forward_flops(model: Transformer, *, seq: int, batch: int) -> tuple[float, f
     )
 
 
-def step_flops(model: Transformer, *, seq: int, batch: int, recompute: str = "none") -> float:
-    """Returns the FLOPs of forward and backward of one step, with recomputation.
+def step_flops(
+    model: Transformer, *, seq: int, batch: int, recompute: str = "none", frozen: bool = False
+) -> float:
+    """Returns the FLOPs of forward and backward of one step, with recomputation. With `frozen`
+    weights, backward computes only the gradients of inputs; adapters are not counted.
 
     For a GPT with batch B, sequence length s, L layers, width h and vocabulary V, this is
     72 B s L h^2 (1 + s / 6h + V / 12 L h) without recomputation and
@@ -50,7 +53,7 @@ def step_flops(model: Transformer, *, seq: int, batch: int, recompute: str = "no
     _check_recompute(recompute)
     weights, attention, output = forward_flops(model, seq=seq, batch=batch)
     again = {"none": 0.0, "selective": attention, "full": weights + attention}[recompute]
-    return 3 * (weights + attention + output) + again
+    return (2 if frozen else 3) * (weights + output) + 3 * attention + again
 
 
 def training_days(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from unisono.planner.inputs.layout import Layout
+from unisono.planner.inputs.lora import Lora
 from unisono.planner.inputs.whole_numbers import whole_number
 
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4")
@@ -52,11 +53,19 @@ class Workload:
     """Activations that backward computes again: none, selective (attention), full (layers)."""
     software: str | None = None
     """One of `SOFTWARE`. None: current software (`software_of`)."""
+    trainable: str = "all"
+    """Weights that the step trains: "all"; or with "lora:16" only adapters (LoRA) of rank 16 on all
+    linear layers; or with "lora:16:attention" only those on the linear layers of attention."""
+    document: int | None = None
+    """Mean number of tokens of the documents that are packed into a sequence, whose tokens attend
+    only to their own document. None: a sequence is one document."""
+    padding: float = 0.0
+    """Share of the positions of a step that are padding. They take as much time as tokens."""
 
     def __post_init__(self) -> None:
-        for name in ("seq", "global_batch", "micro_batch"):
+        for name in ("seq", "global_batch", "micro_batch", "document"):
             value = getattr(self, name)
-            if value is not None or name != "micro_batch":
+            if value is not None or name in ("seq", "global_batch"):
                 object.__setattr__(self, name, whole_number(name, value))
         if self.micro_batch is not None and self.micro_batch > self.global_batch:
             raise ValueError(
@@ -74,6 +83,20 @@ class Workload:
                     f"{getattr(self, name)!r}"
                 )
 
+        if not 0 <= self.padding < 1:
+            raise ValueError(f"padding is a share from 0 to less than 1, not {self.padding}")
+        if self.document is not None and self.document > self.seq:
+            raise ValueError(
+                f"document must be at most seq = {self.seq}, not {self.document}: longer documents "
+                "are cut into sequences"
+            )
+        Lora.of(self.trainable)
+
+    @property
+    def lora(self) -> Lora | None:
+        """The adapters that the step trains; None if it trains all weights."""
+        return Lora.of(self.trainable)
+
     def software_of(self, layout: Layout) -> str:
         """Returns the software of a layout.
 
@@ -90,5 +113,5 @@ class Workload:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens in a step, over all devices."""
-        return self.seq * self.global_batch
+        """Number of tokens in a step, over all devices, without padding."""
+        return round(self.seq * self.global_batch * (1 - self.padding))

@@ -104,7 +104,19 @@ def _fitting_changes(request: OptionRequest, cluster: Cluster) -> Iterator[str]:
         least = least_memory(changed, cluster)
         if least is not None and least.nbytes <= request.run(cluster).capacity_bytes:
             yield text
+    yield from _fitting_adapters(request, cluster)
     larger = fitting_devices(request, cluster)
     if larger is not None:
         layout = larger.layout
         yield f"{layout.devices} devices ({layout.text()}, {larger.nbytes / 1e9:.1f} GB)"
+
+
+def _fitting_adapters(request: OptionRequest, cluster: Cluster) -> Iterator[str]:
+    """Yields adapters that fit instead of all weights."""
+    model, text = request.model, "lora:16:attention" if request.model.experts else "lora:16"
+    if request.job.trainable != "all" or model.kv_rank:
+        return
+    changed = replace(request, job=replace(request.job, trainable=text))
+    least = least_memory(changed, cluster)
+    if least is not None and least.nbytes <= request.run(cluster).capacity_bytes:
+        yield f"trainable all -> {text} ({least.layout.text()}, {least.nbytes / 1e9:.1f} GB)"

@@ -13,6 +13,7 @@ from unisono.planner.inputs.divided_parameters import (
 )
 from unisono.planner.inputs.layer_division import stage_layers
 from unisono.planner.inputs.layout import Layout
+from unisono.planner.inputs.lora import Lora
 from unisono.planner.inputs.transformer import Transformer
 from unisono.planner.inputs.workload import EAGER, MEGATRON_CORE, Workload
 from unisono.planner.memory.activation_bytes import layer_activation_bytes
@@ -146,6 +147,9 @@ class MemoryModel:
 
     def _new_states(self, layout: Layout, stage: int) -> StateBytes:
         dense, routed = self.stage_parameters(layout, stage)
+        lora = self._workload.lora
+        if lora is not None:
+            return self._lora_states(lora, layout, stage, dense + routed)
         shards = layout.dp * layout.cp // layout.dp_replicate
         precision = self._workload.precision
         gradient = gradient_bytes(self._software(layout), precision)
@@ -164,6 +168,22 @@ class MemoryModel:
             # FSDP keeps float32 shards as the weights; the optimizer has the two moments.
             return StateBytes(found.weights * 2, found.gradients, found.optimizer * 2 / 3)
         return found
+
+    def _lora_states(self, lora: Lora, layout: Layout, stage: int, frozen: float) -> StateBytes:
+        """Returns the bytes of frozen weights, and of all states of the adapters."""
+        shards = layout.dp * layout.cp // layout.dp_replicate
+        precision = self._workload.precision
+        layers = stage_layers(self._model.layers, layout.pp, layout.chunks)[stage]
+        found = state_bytes(
+            layers * lora.layer_parameters(self._model, layout.tp),
+            zero=layout.microbatch_zero,
+            shards=shards,
+            precision=precision,
+            gradient_bytes=gradient_bytes(self._software(layout), precision),
+        )
+        width = 4 if precision in ("fp32", "tf32") else 2
+        kept = width * frozen / (shards if layout.microbatch_zero == 3 else 1)
+        return StateBytes(found.weights + kept, found.gradients, found.optimizer)
 
     def _activations(
         self, layout: Layout, micro_batch: int, recompute: str, stage: int

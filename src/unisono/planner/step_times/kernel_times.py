@@ -19,7 +19,16 @@ class KernelTimes:
     dimensions.
     """
 
-    def __init__(self, device: Device, constants: CalibratedConstants, *, precision: str) -> None:
+    def __init__(
+        self,
+        device: Device,
+        constants: CalibratedConstants,
+        *,
+        precision: str,
+        frozen: bool = False,
+    ) -> None:
+        """`frozen`: weights have no gradients, so backward computes only those of inputs."""
+        self.frozen = frozen
         self.architecture = architecture = device.architecture
         self.peak = device.peak_of(precision)
         self.matrix_rate = self.peak * constants.matmul(architecture, precision) * device.clock
@@ -68,9 +77,11 @@ class KernelTimes:
     def all_products_s(
         self, rows: float, columns: float, inner: float, count: float = 1, share: float = 1
     ) -> tuple[float, float]:
-        """Returns the forward time of a matrix product, and the time of its two gradients."""
+        """Returns the forward time of a matrix product, and the time of its two gradients, or of
+        its input's gradient for frozen weights.
+        """
         forward_s = self.product_s(rows, columns, inner, count, share)
-        return forward_s, (
-            self.product_s(rows, inner, columns, count, share)
-            + self.product_s(inner, columns, rows, count, share)
-        )
+        backward_s = self.product_s(rows, inner, columns, count, share)
+        if not self.frozen:
+            backward_s += self.product_s(inner, columns, rows, count, share)
+        return forward_s, backward_s

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from unisono.planner.constants.calibrated_constants import CalibratedConstants
 from unisono.planner.inputs.grid_products import layer_products
+from unisono.planner.inputs.lora import Lora, divided
 from unisono.planner.inputs.transformer import Transformer
 from unisono.planner.inputs.workload import EAGER, MEGATRON_CORE
 from unisono.planner.step_times.exchange_times import ExchangeTimes
@@ -102,9 +103,10 @@ class LayerModel:
         kernels: KernelTimes,
         exchanges: ExchangeTimes,
         constants: CalibratedConstants,
+        lora: Lora | None = None,
     ) -> None:
         self._model, self._kernels, self._exchanges = model, kernels, exchanges
-        self._constants = constants
+        self._constants, self._lora = constants, lora
 
     def times(self, shape: Shape) -> LayerTimes:
         """Returns the times of a layer."""
@@ -249,6 +251,24 @@ class LayerModel:
             found.append(self._kernel("activation", tokens / shape.tp * values * model.ffn))
         if self._kernels.value_bytes < 2:
             found.append(self._kernel("conversion", self._converted_bytes(shape)))
+        if self._lora is not None:
+            found += self._adapters(self._lora, shape)
+        return found
+
+    def _adapters(self, lora: Lora, shape: Shape) -> list[OperatorTime]:
+        """Returns the products of the adapters, which move bytes rather than compute. Forward
+        reads the input, and adds the second product to the frozen one's output. Backward reads the
+        output's gradient for two products, and the input, and adds to the input's gradient.
+        """
+        found = []
+        for each in lora.adapters(self._model):
+            inputs, outputs = divided(each, shape.tp)
+            flops_s = 2 * shape.tokens * lora.rank * (inputs + outputs) / self._kernels.wide_rate
+            forward = self._kernel("adapters", 2 * shape.tokens * (inputs + 2 * outputs))
+            backward = self._kernel("adapters", 2 * shape.tokens * (3 * inputs + 2 * outputs))
+            forward_s = forward.forward_s + flops_s + self._kernels.start_s
+            backward_s = backward.forward_s + 2 * flops_s + 3 * self._kernels.start_s
+            found.append(forward._replace(forward_s=forward_s, backward_s=backward_s))
         return found
 
     def _converted_bytes(self, shape: Shape) -> float:

@@ -69,9 +69,14 @@ class StepModel:
     ) -> None:
         self.model, self.cluster, self.workload = model, cluster, workload
         self.constants = constants
-        self.kernels = KernelTimes(cluster.kind, constants, precision=workload.precision)
+        self.kernels = KernelTimes(
+            cluster.kind,
+            constants,
+            precision=workload.precision,
+            frozen=workload.lora is not None,
+        )
         self.exchanges = exchanges or exchange_times(cluster, constants)
-        self.layers = LayerModel(model, self.kernels, self.exchanges, constants)
+        self.layers = LayerModel(model, self.kernels, self.exchanges, constants, workload.lora)
         self._updates = UpdateTimes(model, workload, self.kernels, self.exchanges, constants)
         self._layer_times: dict[Shape, LayerTimes] = {}
         self._layer_steps: dict[tuple[object, ...], LayerStep] = {}
@@ -296,7 +301,10 @@ class StepModel:
             # microbatch (`set_requires_all_reduce` of FSDP2 is True by default).
             copies = self.exchanges.place(layout.dp_replicate, each.stride * shards)
             replicas_s += self.exchanges.all_reduce_s(2 * each.parameters / shards, copies)
-        exchange_s = one_s * (3 if layout.zero == 3 else 2) + replicas_s
+        if self.kernels.frozen:  # Only weights are gathered, twice; adapters are small.
+            exchange_s = one_s * (2 if layout.zero == 3 else 0)
+        else:
+            exchange_s = one_s * (3 if layout.zero == 3 else 2) + replicas_s
         overlapped_s = min(exchange_s, device_s)
         return exchange_s - overlapped_s + self.constants.overlap_slowdown * overlapped_s
 
@@ -311,7 +319,8 @@ class StepModel:
             columns, h, kernels = self.model.vocab / tp, self.model.hidden, self.kernels
             found = kernels.wide_product_s(tokens, columns, h)
             found += kernels.wide_product_s(tokens, h, columns)
-            found += kernels.wide_product_s(h, columns, tokens)
+            if not kernels.frozen:
+                found += kernels.wide_product_s(h, columns, tokens)
             found += tokens * columns * _LOSS_BYTES / kernels.memory_Bps
             if tensor != "1d":
                 found += self.layers.grid(tensor, tp).output(self.model, tokens)

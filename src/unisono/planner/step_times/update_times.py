@@ -74,7 +74,7 @@ class UpdateTimes:
         """Returns the seconds in which the first and the last stage sum the gradients of their two
         copies of a tied embedding.
         """
-        if layout.pp == 1 or not self._model.tied:
+        if layout.pp == 1 or not self._model.tied or self._kernels.frozen:
             return 0.0
         nbytes = 2 * self._model.vocab * self._model.hidden / layout.weight_parts
         stride = layout.tp * layout.cp * layout.dp * (layout.pp - 1)
@@ -87,10 +87,15 @@ class UpdateTimes:
         key = layout.tp, layout.tensor, layout.ep, max(stages)
         found = self._parameters.get(key)
         if found is None:
+            lora = self._workload.lora
             dense = 0 if self._model.moe_layers else max(stages)
-            found = self._parameters[key] = stage_parameters(
+            found = stage_parameters(
                 self._model, layout, max(stages), dense, first=False, last=True
             )
+            if lora is not None:
+                adapters = max(stages) * lora.layer_parameters(self._model, layout.tp)
+                found = DeviceParameters(adapters, 0.0)
+            self._parameters[key] = found
         return parameter_groups(found, layout)
 
     def optimizer_s(self, layout: Layout, stages: tuple[int, ...]) -> float:
