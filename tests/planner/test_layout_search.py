@@ -40,7 +40,7 @@ def everything(job: planner.Workload) -> list[planner.Prediction]:
         if zero and dp * cp == 1:
             continue
         # A host has 8 devices. Replicas of shards divide among one host or two.
-        if copies > 1 and (zero < 2 or dp % copies or tp * cp * dp // copies not in (8, 16)):
+        if copies > 1 and (zero < 3 or dp % copies or tp * cp * dp // copies not in (8, 16)):
             continue
         for vpp, micro, recompute in product(
             range(1, 37), (1, 2, 4, 8, 16, 32, 64), ("none", "selective", "full")

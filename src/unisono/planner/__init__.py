@@ -50,7 +50,13 @@ if TYPE_CHECKING:
     from unisono.planner.inputs.training_flops import forward_flops, step_flops, training_days
     from unisono.planner.inputs.transformer import Transformer
     from unisono.planner.inputs.uneven_parts import part_of
-    from unisono.planner.inputs.workload import PRECISIONS, RECOMPUTE, SOFTWARE, Workload
+    from unisono.planner.inputs.workload import (
+        CONTEXT_KINDS,
+        PRECISIONS,
+        RECOMPUTE,
+        SOFTWARE,
+        Workload,
+    )
     from unisono.planner.layout_search.device_scaling import ScalingPoint, scaling_curve
     from unisono.planner.layout_search.front_plot import save_front_plot
     from unisono.planner.layout_search.layout_candidates import Candidate, Candidates, SearchCounts
@@ -173,13 +179,14 @@ _NAMES = {
         "TablePlacement",
     ),
     "bottleneck_plot": ("save_bottleneck_plot",),
-    "inputs.workload": ("PRECISIONS", "RECOMPUTE", "SOFTWARE", "Workload"),
+    "inputs.workload": ("CONTEXT_KINDS", "PRECISIONS", "RECOMPUTE", "SOFTWARE", "Workload"),
 }
 __getattr__ = lazy_names(
     __name__, {f"{__name__}.{module}": names for module, names in _NAMES.items()}
 )
 
 __all__ = [
+    "CONTEXT_KINDS",
     "FAILURES_PER_DEVICE_HOUR",
     "INTERACTIONS",
     "OBJECTIVES",

@@ -32,10 +32,12 @@ def dlrm_output(options: PlanOptions) -> PlanOutput:
         "trainable": "all",
         "document": None,
         "padding": 0.0,
+        "context_kind": "ring",
     }
     for name, usual in usual_values.items():
         if getattr(options, name) != usual:
-            raise ValueError(f"--{name} is for transformers, not for recommendation models")
+            option = name.removesuffix("_kind")
+            raise ValueError(f"--{option} is for transformers, not for recommendation models")
     predictions = _predictions(options)
     best = predictions[0]
     title = (

@@ -54,6 +54,7 @@ def read_inputs(options: PlanOptions) -> PlanInputs:
             trainable=options.trainable,
             document=options.document,
             padding=options.padding,
+            context=options.context_kind,
         ),
         layout=None if options.layout is None else Layout.read(options.layout),
         calibration=None if options.calibration is None else Calibration.load(options.calibration),
@@ -90,6 +91,7 @@ def read_similar(options: PlanOptions) -> tuple[PlanInputs, SimilarJob]:
         trainable=options.trainable,
         document=options.document,
         padding=options.padding,
+        context=None if options.context_kind == "ring" else options.context_kind,
     )
     inputs = PlanInputs(
         model=model,

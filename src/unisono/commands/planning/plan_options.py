@@ -85,6 +85,9 @@ class PlanOptions:
         int | None,
         typer.Option(help="Mean tokens of the documents that are packed into a sequence."),
     ] = None
+    context_kind: Annotated[
+        str, typer.Option("--context", help="Context parallelism: ring, ulysses or allgather.")
+    ] = "ring"
     padding: Annotated[
         float, typer.Option(help="Share of the positions of a step that are padding.")
     ] = 0.0
@@ -306,5 +309,5 @@ _OF_SEARCH = ("objective", "longest_s", "keep")
 
 def _flag(name: str) -> str:
     """Returns the text of an option on the command line."""
-    short = name.removesuffix("_path").removesuffix("_s")
+    short = name.removesuffix("_path").removesuffix("_s").removesuffix("_kind")
     return "FILES" if name == "files" else f"--{short.replace('_', '-')}"

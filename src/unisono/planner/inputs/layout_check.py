@@ -41,6 +41,8 @@ def check_layout(model: Transformer, cluster: Cluster, layout: Layout, job: Work
         _divides("ep", layout.ep, "the experts", model.experts)
         parts = layout.dp // layout.dp_replicate * layout.cp * layout.tp
         _divides("ep", layout.ep, "dp / dp_replicate x cp x tp", parts)
+    if layout.cp > 1 and job.context == "ulysses":
+        _divides("cp x tp with context = ulysses", layout.cp * layout.tp, "the heads", model.heads)
     parts = layout.cp * (layout.tp if layout.sequence_parallel else 1)
     _divides("cp x tp", parts, "the sequence", job.seq)
     micro = job.micro_batch or layout.sample_parts

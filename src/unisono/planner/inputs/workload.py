@@ -12,6 +12,10 @@ PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4")
 LOW_PRECISIONS = ("fp8", "fp4")
 """Formats under 16 bits, which scale their values in several ways."""
 RECOMPUTE = ("none", "selective", "full")
+CONTEXT_KINDS = ("ring", "ulysses", "allgather")
+"""Kinds of context parallelism, as in `unisono.parallel`: keys and values travel around a ring
+behind attention; all_to_all exchanges give each rank all positions of some heads (arXiv
+2309.14509); or each rank gathers all keys and values before attention (Llama 3)."""
 MEGATRON_LM = ("megatron-2021", "megatron-2022")
 """Megatron-LM before fused attention (fp16): without overlap until August 2021, then with
 tensor-parallel exchanges of the backward pass behind the products of weight gradients."""
@@ -59,6 +63,8 @@ class Workload:
     document: int | None = None
     """Mean number of tokens of the documents that are packed into a sequence, whose tokens attend
     only to their own document. None: a sequence is one document."""
+    context: str = "ring"
+    """Kind of context parallelism: one of `CONTEXT_KINDS`."""
     padding: float = 0.0
     """Share of the positions of a step that are padding. They take as much time as tokens."""
 
@@ -76,6 +82,7 @@ class Workload:
             ("precision", PRECISIONS),
             ("recompute", (*RECOMPUTE, None)),
             ("software", (*SOFTWARE, None)),
+            ("context", CONTEXT_KINDS),
         ):
             if getattr(self, name) not in known:
                 raise ValueError(

@@ -154,7 +154,8 @@ def _open_layouts(request: OptionRequest, run: RunModel, tp: int, pp: int) -> It
     replicas = run.cluster.devices // (tp * pp)
     for cp in _context_sizes(job.seq, replicas):
         dp = replicas // cp
-        if job.global_batch % dp:
+        whole_heads = job.context != "ulysses" or cp == 1 or model.heads % (cp * tp) == 0
+        if job.global_batch % dp or not whole_heads:
             continue
         experts = divisors(model.experts) if model.experts else [1]
         splits = (False, True) if tp > 1 and job.seq % (cp * tp) == 0 else (False,)
@@ -203,19 +204,17 @@ def _shardings(cluster: Cluster, tp: int, pp: int, cp: int, dp: int) -> list[tup
     """Returns the ZeRO stages to try, each with a number of replicas of the shards.
 
     In a pipeline, stages 2 and 3 save no memory during a step, so stage 1 is the largest. Replicas
-    save time if they keep the exchanges of ZeRO-2 and 3 in fewer domains: one, two, four and so on.
+    save time if they keep the exchanges of ZeRO-3 in few domains: one, two or four.
     """
     if dp * cp == 1:
         return [(0, 1)]
     if pp > 1:
         return [(0, 1), (1, 1)]
     found = [(0, 1), (1, 1), (2, 1), (3, 1)]
-    domains = 1
-    while domains * cluster.domain < dp * cp * tp:
+    for domains in (1, 2, 4):
         shards, rest = divmod(domains * cluster.domain, tp * cp)
-        if shards and not rest and dp % shards == 0:
-            found += [(2, dp // shards), (3, dp // shards)]
-        domains *= 2
+        if shards and not rest and shards < dp and dp % shards == 0:
+            found.append((3, dp // shards))
     return found
 
 

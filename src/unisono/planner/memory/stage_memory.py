@@ -97,7 +97,7 @@ class MemoryModel:
         stages = stage_layers(self._model.layers, layout.pp, layout.chunks)
         for stage in dict.fromkeys((0, last, min(1, last), stages.index(max(stages)))):
             kept, working = self._activations(layout, micro_batch, recompute, stage)
-            more = kept + working + self._buffers(layout)
+            more = kept + working + self._buffers(layout, micro_batch)
             if stage == last:
                 more += self._logits(layout, micro_batch)
             yield sum(self._states(layout, stage)), more
@@ -112,7 +112,7 @@ class MemoryModel:
         found["activations"], found["working layer"] = kept, working
         last = stage == layout.pp - 1
         found["logits"] = self._logits(layout, micro_batch) if last else 0.0
-        found["exchange buffers"] = self._buffers(layout)
+        found["exchange buffers"] = self._buffers(layout, micro_batch)
         more = sum(found.values()) - sum(states)
         found["fragmentation"] = self._reserved(sum(states), more) - sum(states) - more
         return found
@@ -239,18 +239,22 @@ class MemoryModel:
                 self._layers[key] = found
         return found
 
-    def _buffers(self, layout: Layout) -> float:
-        """Returns the bytes of the buffers for gathered parameters with ZeRO-3, without pipeline.
+    def _buffers(self, layout: Layout, micro_batch: int) -> float:
+        """Returns the bytes of the buffers for gathered parameters with ZeRO-3, without pipeline,
+        and for keys and values that context parallelism gathers.
 
         The buffers hold, in 16 bits, the weights of two layers, the gradients of one layer, and one
         matrix of the size of the embedding.
         """
+        model, keys = self._model, 0.0
+        if layout.cp > 1 and self._workload.context == "allgather":
+            width = model.key_value_width / min(layout.tp, model.kv_heads)
+            keys = 2 * micro_batch * self._workload.seq * width
         if layout.microbatch_zero < 3:
-            return 0.0
-        model = self._model
+            return keys
         layer = sum(layer_parameters(model, layout, experts=model.moe_layers > 0))
         outer = model.vocab * model.hidden / layout.weight_parts
-        return 2 * 2 * layer + 2 * layer + 2 * outer
+        return keys + 2 * 2 * layer + 2 * layer + 2 * outer
 
 
 def _divides_stream(layout: Layout) -> bool:

@@ -9,7 +9,7 @@ from unisono.planner.inputs.grid_products import layer_products
 from unisono.planner.inputs.lora import Lora, divided
 from unisono.planner.inputs.transformer import Transformer
 from unisono.planner.inputs.workload import EAGER, MEGATRON_CORE
-from unisono.planner.step_times.exchange_times import ExchangeTimes
+from unisono.planner.step_times.exchange_times import ExchangeTimes, GroupPlace
 from unisono.planner.step_times.grid_times import GridTimes, TensorExchanges
 from unisono.planner.step_times.kernel_times import KernelTimes
 
@@ -104,9 +104,10 @@ class LayerModel:
         exchanges: ExchangeTimes,
         constants: CalibratedConstants,
         lora: Lora | None = None,
+        context: str = "ring",
     ) -> None:
         self._model, self._kernels, self._exchanges = model, kernels, exchanges
-        self._constants, self._lora = constants, lora
+        self._constants, self._lora, self._context = constants, lora, context
 
     def times(self, shape: Shape) -> LayerTimes:
         """Returns the times of a layer."""
@@ -338,13 +339,29 @@ class LayerModel:
             # On a grid, keys and values are divided evenly: no head is held twice.
             grid = shape.tensor != "1d"
             keys = model.key_value_width / shape.tp if grid else _split_keys(model, shape.tp)
-            nbytes = shape.tokens * keys * ROUTED_BYTES * shape.cp
-            context_s = exchanges.gather_s(nbytes, exchanges.place(shape.cp, shape.tp))
+            place = exchanges.place(shape.cp, shape.tp)
+            if self._context == "ulysses":
+                context_s = self._heads_s(shape, place)
+            else:
+                nbytes = shape.tokens * keys * ROUTED_BYTES * shape.cp
+                context_s = exchanges.gather_s(nbytes, place)
             count += 1
         if shape.experts and shape.ep > 1:
             expert_s = self._routes_s(shape)
             count += 2
         return tensor, context_s, expert_s, count
+
+    def _heads_s(self, shape: Shape, place: GroupPlace) -> float:
+        """Returns the seconds in which queries, keys and values are exchanged for all positions of
+        some heads, and the outputs back. Key-value heads that are fewer than ranks are repeated.
+        """
+        model = self._model
+        heads = max(model.kv_heads, shape.tp * shape.cp)
+        widths = model.query_width + model.heads * model.head_dim
+        widths += model.key_value_width * heads // model.kv_heads
+        nbytes = shape.tokens * widths / shape.tp * ROUTED_BYTES * (shape.cp - 1) / shape.cp
+        # Four exchanges: each has its own start.
+        return self._exchanges.all_to_all_s(nbytes, place) + 3 * self._exchanges.start_s(place)
 
     def _routes_s(self, shape: Shape) -> float:
         """Returns the seconds in which tokens go to their experts, and their outputs come back."""

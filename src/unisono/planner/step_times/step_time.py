@@ -76,7 +76,9 @@ class StepModel:
             frozen=workload.lora is not None,
         )
         self.exchanges = exchanges or exchange_times(cluster, constants)
-        self.layers = LayerModel(model, self.kernels, self.exchanges, constants, workload.lora)
+        self.layers = LayerModel(
+            model, self.kernels, self.exchanges, constants, workload.lora, workload.context
+        )
         self._updates = UpdateTimes(model, workload, self.kernels, self.exchanges, constants)
         self._layer_times: dict[Shape, LayerTimes] = {}
         self._layer_steps: dict[tuple[object, ...], LayerStep] = {}
@@ -224,7 +226,9 @@ class StepModel:
         unfused = shape.software in EAGER
         passes = 3 if recompute == "full" else 2
         tensor_s = self._tensor_exposed_s(shape, times, passes)
-        hidden_s = 0.0 if unfused else times.attention_s
+        # Only a ring sends its next block while attention computes.
+        hidden = not unfused and self.workload.context == "ring"
+        hidden_s = times.attention_s if hidden else 0.0
         beside_s = min(times.context_s, hidden_s)
         context_s = times.context_s - beside_s * (1 - self.constants.overlap_slowdown)
         context_s *= passes

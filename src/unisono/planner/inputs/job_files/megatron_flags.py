@@ -51,12 +51,13 @@ _OTHERS = (
     *("data_parallel_sharding_strategy", "fp8_format", "fp8", "fp8_recipe", "fp4", "fp4_format"),
     *("precision_config", "compute_dtype", "cuda_graph_scope", "attention_backend"),
     *("model_recipe_name", "recipe", "recipe_name", "optimizer_cpu_offload", "cpu_offloading"),
-    *("activations_checkpoint_method", "checkpoint_activations"),
+    *("cp_comm_type", "activations_checkpoint_method", "checkpoint_activations"),
 )
 _DEVICES = (
     *("num_gpus", "world_size", "nproc_per_node", "gpus_per_node", "ntasks_per_node"),
     *("nnodes", "nodes", "num_nodes"),
 )
+_CONTEXTS = {"a2a": "ulysses", "all_gather": "allgather"}
 _STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
 _ASSUMED = (
     *("overlap_", "tp_comm_", "use_flash_attn", "moe_token_dispatcher_type", "moe_grouped_gemm"),
@@ -65,7 +66,7 @@ _ASSUMED = (
     *("main_params_dtype", "exp_avg", "accumulate_allreduce_grads_in_fp32", "grad_reduce_in"),
     *("ddp_", "no_gradient_accumulation", "gradient_accumulation", "masked_softmax", "no_masked"),
     *("bias_gelu", "no_bias_", "bias_swiglu", "bias_dropout", "apply_rope_fusion", "no_rope_"),
-    *("moe_enable_deepep", "moe_flex", "cp_comm_type", "cuda_graph_impl", "enable_cuda_graph"),
+    *("moe_enable_deepep", "moe_flex", "cuda_graph_impl", "enable_cuda_graph"),
     *("external_cuda_graph", "use_te_rng", "te_rng", "delay_wgrad", "high_priority_stream"),
     *("nccl_", "use_sharp", "average_in_collective", "check_for_nan", "batch_p2p", "align_"),
     *("recompute_modules", "moe_pad_", "moe_expert_capacity", "decoder_", "pipeline_model_"),
@@ -290,6 +291,9 @@ class _MegatronJob:
             field: count for name, field in _SIZES.items() if (count := self._count(name))
         }
         found["precision"] = self._precision()
+        kind = self._values.get("cp_comm_type", "p2p").split("+")[0].strip()
+        if kind in _CONTEXTS:
+            found["context"] = _CONTEXTS[kind]
         granularity = self._values.get("recompute_granularity", "").lower()
         if granularity in ("selective", "full"):
             found["recompute"] = granularity

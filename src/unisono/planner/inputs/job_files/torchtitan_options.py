@@ -42,6 +42,7 @@ _READ = {
     "parallelism": (
         *(*_AXES, "data_parallel_shard_degree", "pipeline_parallel_schedule"),
         *("pipeline_parallel_microbatch_size", "fsdp_reshard_after_forward"),
+        "context_parallel_rotate_method",
     ),
     "experimental": (*_AXES, "pipeline_parallel_schedule"),
     "activation_checkpoint": ("mode",),
@@ -50,7 +51,7 @@ _READ = {
 _ASSUMED: Mapping[str, tuple[str, ...] | None] = {
     "parallelism": (
         *("enable_async_tensor_parallel", "disable_loss_parallel", "enable_compiled_autograd"),
-        *("context_parallel_rotate_method", "expert_tensor_parallel_degree"),
+        "expert_tensor_parallel_degree",
         *("pipeline_parallel_layers_per_stage", "pipeline_parallel_split_points"),
         *("pipeline_parallel_first_stage_less_layers", "pipeline_parallel_last_stage_less_layers"),
     ),
@@ -200,6 +201,9 @@ class _TorchtitanJob:
         compiled = self._get("compile", "enable", self._get("training", "compile", False))
         found["software"] = "torch-fsdp" if switch("compile", compiled) else "torch-eager"
         found["precision"] = self._precision()
+        if layout.get("cp", 1) > 1:
+            rotate = self._get("parallelism", "context_parallel_rotate_method", "allgather")
+            found["context"] = "ring" if rotate == "alltoall" else "allgather"
         return found
 
     def _precision(self) -> str:
