@@ -166,6 +166,12 @@ class Prediction:
         stages = self._run.memory.stages(self.layout, self._micro_batch, self._recompute)
         return {kind: tuple(stage[kind] for stage in stages) for kind in MEMORY_KINDS}
 
+    @property
+    def host_bytes(self) -> float:
+        """Bytes of the fullest device's optimizer states in the memory of its host, with
+        `Workload.offload`."""
+        return self._run.memory.host_bytes(self.layout)
+
     def explain(self) -> TimeNode:
         """Returns the step time as a tree, whose leaves are formulas with numbers.
 

@@ -32,6 +32,7 @@ def dlrm_output(options: PlanOptions) -> PlanOutput:
         "trainable": "all",
         "document": None,
         "padding": 0.0,
+        "offload": False,
         "context_kind": "ring",
     }
     for name, usual in usual_values.items():

@@ -161,6 +161,7 @@ def layout_table(
     many = with_devices or options.objective in ("cost", "devices")
     names = ["row", *(["devices"] if many else []), "layout", "micro", "recompute", "step"]
     names += ["80 % interval", "tokens/s", "a device", "MFU", "memory", "free"]
+    names += ["in the host"] if options.offload else []
     for name in [*names, *(["cost of 1e9"] if options.price is not None else [])]:
         table.add_column(name, justify="left" if name in ("layout", "recompute") else "right")
     for number, each in enumerate(predictions, 1):
@@ -178,6 +179,8 @@ def layout_table(
             f"{each.memory_bytes / 1e9:.1f} GB",
             f"{(each.capacity_bytes - each.memory_bytes) / 1e9:.1f} GB",
         ]
+        if options.offload:
+            row.append(f"{each.host_bytes / 1e9:.1f} GB")
         if options.price is not None:
             hours = 1e9 / each.tokens_per_s / 3600 * each.layout.devices
             row.append(f"{hours * options.price:,.2f}")
@@ -201,6 +204,7 @@ def prediction_document(prediction: Prediction) -> dict[str, Any]:
         **common_document(prediction),
         "memory_bytes_by_kind_and_stage": dict(prediction.memory),
         "tokens_per_s": prediction.tokens_per_s,
+        "host_bytes": prediction.host_bytes,
         "own_runs": prediction.own_runs,
     }
 

@@ -54,6 +54,7 @@ def read_inputs(options: PlanOptions) -> PlanInputs:
             trainable=options.trainable,
             document=options.document,
             padding=options.padding,
+            offload=options.offload,
             context=options.context_kind,
         ),
         layout=None if options.layout is None else Layout.read(options.layout),
@@ -91,6 +92,7 @@ def read_similar(options: PlanOptions) -> tuple[PlanInputs, SimilarJob]:
         trainable=options.trainable,
         document=options.document,
         padding=options.padding,
+        offload=options.offload or None,
         context=None if options.context_kind == "ring" else options.context_kind,
     )
     inputs = PlanInputs(

@@ -85,6 +85,9 @@ class PlanOptions:
         int | None,
         typer.Option(help="Mean tokens of the documents that are packed into a sequence."),
     ] = None
+    offload: Annotated[
+        bool, typer.Option("--offload", help="Keep the optimizer states in the host's memory.")
+    ] = False
     context_kind: Annotated[
         str, typer.Option("--context", help="Context parallelism: ring, ulysses or allgather.")
     ] = "ring"

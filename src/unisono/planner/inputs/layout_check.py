@@ -30,6 +30,11 @@ def check_layout(model: Transformer, cluster: Cluster, layout: Layout, job: Work
             f"dp_replicate = {layout.dp_replicate} makes replicas of the shards of ZeRO, and "
             "zero = 0 has none; dp_replicate = 1, or zero = 1 to 3, works"
         )
+    if layout.zero == 3 and job.offload:
+        raise ValueError(
+            "offload keeps the weights on the devices, so zero = 1 or 2 works, not 3; with ZeRO-3, "
+            "PyTorch's CPUOffloadPolicy also moves the weights in each pass, which is not modelled"
+        )
     if layout.tensor == "1d":
         require_heads(model.heads, model.kv_heads, layout.tp)
     else:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from unisono.planner.inputs.layout import Layout
 from unisono.planner.inputs.lora import Lora
-from unisono.planner.inputs.whole_numbers import whole_number
+from unisono.planner.inputs.whole_numbers import switch, whole_number
 
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4")
 LOW_PRECISIONS = ("fp8", "fp4")
@@ -63,6 +63,9 @@ class Workload:
     document: int | None = None
     """Mean number of tokens of the documents that are packed into a sequence, whose tokens attend
     only to their own document. None: a sequence is one document."""
+    offload: bool = False
+    """True if the optimizer states are in the host's memory, and the host's processors update
+    them."""
     context: str = "ring"
     """Kind of context parallelism: one of `CONTEXT_KINDS`."""
     padding: float = 0.0
@@ -90,6 +93,7 @@ class Workload:
                     f"{getattr(self, name)!r}"
                 )
 
+        object.__setattr__(self, "offload", switch("offload", self.offload))
         if not 0 <= self.padding < 1:
             raise ValueError(f"padding is a share from 0 to less than 1, not {self.padding}")
         if self.document is not None and self.document > self.seq:

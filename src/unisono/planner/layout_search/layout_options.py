@@ -160,7 +160,7 @@ def _open_layouts(request: OptionRequest, run: RunModel, tp: int, pp: int) -> It
         experts = divisors(model.experts) if model.experts else [1]
         splits = (False, True) if tp > 1 and job.seq % (cp * tp) == 0 else (False,)
         kinds = kinds_of(model, tp, request.tensors)
-        shards = _shardings(run.cluster, tp, pp, cp, dp)
+        shards = _shardings(run.cluster, tp, pp, cp, dp, offload=job.offload)
         for kind, ep, split, (zero, copies), schedule in product(
             kinds, experts, splits, shards, request.schedules
         ):
@@ -200,7 +200,9 @@ def _bounds(run: RunModel, layout: Layout) -> Iterator[tuple[int, str, float]]:
             yield micro_batch, recompute, microbatches * share * layer_s
 
 
-def _shardings(cluster: Cluster, tp: int, pp: int, cp: int, dp: int) -> list[tuple[int, int]]:
+def _shardings(
+    cluster: Cluster, tp: int, pp: int, cp: int, dp: int, *, offload: bool
+) -> list[tuple[int, int]]:
     """Returns the ZeRO stages to try, each with a number of replicas of the shards.
 
     In a pipeline, stages 2 and 3 save no memory during a step, so stage 1 is the largest. Replicas
@@ -210,7 +212,10 @@ def _shardings(cluster: Cluster, tp: int, pp: int, cp: int, dp: int) -> list[tup
         return [(0, 1)]
     if pp > 1:
         return [(0, 1), (1, 1)]
-    found = [(0, 1), (1, 1), (2, 1), (3, 1)]
+    found = [(0, 1), (1, 1), (2, 1)]
+    if offload:
+        return found
+    found.append((3, 1))
     for domains in (1, 2, 4):
         shards, rest = divmod(domains * cluster.domain, tp * cp)
         if shards and not rest and shards < dp and dp % shards == 0:

@@ -104,11 +104,30 @@ def _fitting_changes(request: OptionRequest, cluster: Cluster) -> Iterator[str]:
         least = least_memory(changed, cluster)
         if least is not None and least.nbytes <= request.run(cluster).capacity_bytes:
             yield text
+    yield from _fitting_offload(request, cluster)
     yield from _fitting_adapters(request, cluster)
     larger = fitting_devices(request, cluster)
     if larger is not None:
         layout = larger.layout
         yield f"{layout.devices} devices ({layout.text()}, {larger.nbytes / 1e9:.1f} GB)"
+
+
+def _fitting_offload(request: OptionRequest, cluster: Cluster) -> Iterator[str]:
+    """Yields offload of the optimizer states, if the device's link is known and a layout fits."""
+    if request.job.offload:
+        return
+    changed = replace(request, job=replace(request.job, offload=True))
+    try:
+        least = least_memory(changed, cluster)
+    except ValueError:
+        return
+    run = changed.run(cluster)
+    if least is not None and least.nbytes <= run.capacity_bytes:
+        host = run.memory.host_bytes(least.layout) * min(cluster.domain, cluster.devices)
+        yield (
+            f"offload ({least.layout.text()}, {least.nbytes / 1e9:.1f} GB, and {host / 1e9:,.0f} "
+            "GB in each host)"
+        )
 
 
 def _fitting_adapters(request: OptionRequest, cluster: Cluster) -> Iterator[str]:

@@ -142,8 +142,16 @@ class MemoryModel:
         found = self._known_states.get((*key, layout.dp_replicate, stage))
         if found is None:
             found = self._new_states(layout, stage)
+            if self._workload.offload:
+                found = found._replace(optimizer=0.0)
             self._known_states[*key, layout.dp_replicate, stage] = found
         return found
+
+    def host_bytes(self, layout: Layout) -> float:
+        """Returns the bytes of the optimizer states of a device that its host holds."""
+        if not self._workload.offload:
+            return 0.0
+        return max(self._new_states(layout, stage).optimizer for stage in range(layout.pp))
 
     def _new_states(self, layout: Layout, stage: int) -> StateBytes:
         dense, routed = self.stage_parameters(layout, stage)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from unisono.planner.constants.calibrated_constants import CalibratedConstants
 from unisono.planner.inputs.device_cluster import Cluster
 from unisono.planner.inputs.divided_parameters import layer_parameters
+from unisono.planner.inputs.host_offload import HostOffload
 from unisono.planner.inputs.layer_division import StageKind, stage_kinds, stage_layers
 from unisono.planner.inputs.layout import Layout
 from unisono.planner.inputs.transformer import Transformer
@@ -79,7 +80,8 @@ class StepModel:
         self.layers = LayerModel(
             model, self.kernels, self.exchanges, constants, workload.lora, workload.context
         )
-        self._updates = UpdateTimes(model, workload, self.kernels, self.exchanges, constants)
+        host = HostOffload.of(cluster) if workload.offload else None
+        self._updates = UpdateTimes(model, workload, self.kernels, self.exchanges, constants, host)
         self._layer_times: dict[Shape, LayerTimes] = {}
         self._layer_steps: dict[tuple[object, ...], LayerStep] = {}
         self._layer_seconds: dict[tuple[object, ...], float] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from unisono.planner.constants.calibrated_constants import CalibratedConstants
 from unisono.planner.inputs.divided_parameters import DeviceParameters, stage_parameters
+from unisono.planner.inputs.host_offload import HostOffload
 from unisono.planner.inputs.layout import Layout
 from unisono.planner.inputs.transformer import Transformer
 from unisono.planner.inputs.workload import EAGER, Workload
@@ -26,7 +27,10 @@ class UpdateTimes:
         kernels: KernelTimes,
         exchanges: ExchangeTimes,
         constants: CalibratedConstants,
+        host: HostOffload | None = None,
     ) -> None:
+        """`host`: it holds the optimizer states, and updates them."""
+        self._host = host
         self._model, self._workload = model, workload
         self._kernels, self._exchanges = kernels, exchanges
         self._constants = constants
@@ -100,11 +104,13 @@ class UpdateTimes:
 
     def optimizer_s(self, layout: Layout, stages: tuple[int, ...]) -> float:
         """Returns the seconds of the optimizer."""
-        moved = 0.0
+        updated = 0.0
         for each in self._stage_groups(layout, stages):
             shards = max(each.ranks // layout.dp_replicate, 1) if layout.zero else 1
-            moved += each.parameters / shards * self._constants.optimizer_bytes
-        return moved / self._kernels.memory_Bps
+            updated += each.parameters / shards
+        if self._host is not None:
+            return self._host.seconds(updated)
+        return updated * self._constants.optimizer_bytes / self._kernels.memory_Bps
 
     def _eager(self, layout: Layout) -> bool:
         return self._workload.software_of(layout) in EAGER

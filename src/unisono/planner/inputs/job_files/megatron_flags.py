@@ -306,9 +306,10 @@ class _MegatronJob:
         if granularity == "full" and self._values.get("recompute_method") == "block":
             layers = self._values.get("recompute_num_layers", "some")
             self._notes.append(f"full recomputation of {layers} layers is read as of all layers")
-        for name in ("optimizer_cpu_offload", "cpu_offloading"):
-            if self._on(name):
-                self._notes.append(f"--{name.replace('_', '-')} is left out: all is on the device")
+        if self._on("optimizer_cpu_offload"):
+            found["offload"] = True
+        if self._on("cpu_offloading"):
+            self._notes.append("--cpu-offloading is left out: activations are on the device")
         if self._on("overlap_moe_expert_parallel_comm"):
             found["software"] = "megatron-2025"
         if self._values.get("cuda_graph_scope") == "full_iteration":
