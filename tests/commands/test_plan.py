@@ -155,6 +155,19 @@ def test_objectives_and_limits() -> None:
     assert layouts[0]["devices"] < 16 and "devices" in output
 
 
+def test_fewest_devices_for_some_days() -> None:
+    found = {}
+    for days in (20, 40):
+        code, output = plan(*GPT, "--tokens", "3e10", "--days", str(days), "--json", "out.json")
+        assert code == 0, output
+        found[days] = json.loads(Path("out.json").read_text())
+        assert found[days]["training"]["seconds"] <= days * 86400
+    devices = [each["layouts"][0]["devices"] for each in found.values()]
+    assert devices[1] < devices[0] < 16
+    code, output = plan(*GPT, "--tokens", "3e10", "--days", "1")
+    assert code == 2 and "the shortest takes" in " ".join(output.replace("│", " ").split())
+
+
 def test_pareto_front_and_scaling() -> None:
     code, output = plan(*GPT, "--pareto", "--json", "front.json")
     assert code == 0 and "Pareto front" in output
@@ -210,6 +223,8 @@ def test_cost_checkpoints_and_sensitivity() -> None:
         ((*GPT, "--scaling", "--plot", "x.png"), "--plot does not draw --scaling"),
         ((*GPT, "--weak"), "--weak needs --scaling"),
         ((*GPT, "--watts", "400"), "--watts needs --tokens"),
+        ((*GPT, "--days", "4"), "--days needs --tokens"),
+        ((*GPT, "--days", "4", "--tokens", "1e9", "--longest", "9"), "state one of them"),
         ((*GPT, "--schedules", "zbv", "--layout", "dp=16"), "write schedule=zbv in --layout"),
         ((*GPT, "--schedules", "dualpipe"), "dualpipev has the same bubble"),
         ((*GPT, "--pareto", "--explain"), "are of one layout"),

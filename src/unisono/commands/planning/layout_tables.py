@@ -71,8 +71,8 @@ def searched(inputs: PlanInputs, options: PlanOptions) -> Candidates:
         inputs.model,
         inputs.cluster,
         inputs.job,
-        objective=options.objective,
-        longest_s=options.longest_s,
+        objective=options.wanted,
+        longest_s=options.longest_step_s(inputs.job.tokens),
         keep=options.keep,
         schedules=options.schedules.split(","),
         tensors=options.tensor.split(","),
@@ -122,7 +122,7 @@ def fit_text(prediction: Prediction, inputs: PlanInputs) -> str:
         calibration=inputs.calibration,
     )
     if change is None:
-        return "does not fit; no two changes make it fit"
+        return "does not fit; no two changes make it fit; leave --layout out to search all layouts"
     return f"does not fit; fits with {change.text}: {change.prediction.step_s:.4g} s"
 
 
@@ -158,7 +158,7 @@ def layout_table(
 ) -> Table:
     """Returns a table with one row for each prediction."""
     table = Table(title=title, title_justify="left")
-    many = with_devices or options.objective in ("cost", "devices")
+    many = with_devices or options.wanted in ("cost", "devices")
     names = ["row", *(["devices"] if many else []), "layout", "micro", "recompute", "step"]
     names += ["80 % interval", "tokens/s", "a device", "MFU", "memory", "free"]
     names += ["in the host"] if options.offload else []

@@ -192,6 +192,13 @@ class PlanOptions:
         float | None,
         typer.Option(help="Print time, energy and cost of training on so many tokens."),
     ] = None
+    days: Annotated[
+        float | None,
+        typer.Option(
+            help="With --tokens: the fewest devices, of the cluster and its parts, that train in so "
+            "many days."
+        ),
+    ] = None
     price: Annotated[
         float | None, typer.Option(help="Price of a device for an hour: prints costs.")
     ] = None
@@ -252,8 +259,11 @@ class PlanOptions:
     def _check_needs(self) -> None:
         if self.weak and not self.scaling:
             raise ValueError("--weak needs --scaling")
-        if self.tokens is None and self.watts is not None:
-            raise ValueError("--watts needs --tokens")
+        for name in ("watts", "days"):
+            if self.tokens is None and getattr(self, name) is not None:
+                raise ValueError(f"--{name} needs --tokens")
+        if self.days is not None and self.longest_s is not None:
+            raise ValueError("--days and --longest both limit the step time; state one of them")
         if not self.checkpoints and (self.failure_hours is not None or self.storage is not None):
             raise ValueError("--failure-hours and --storage need --checkpoints")
 
@@ -283,6 +293,17 @@ class PlanOptions:
                 "do not go with --pareto or --scaling"
             )
 
+    @property
+    def wanted(self) -> str:
+        """What a search minimises: `objective`, or with `days` the devices."""
+        return "devices" if self.days is not None and self.objective == "time" else self.objective
+
+    def longest_step_s(self, tokens: int) -> float | None:
+        """Returns the longest step that is accepted, for steps of this number of tokens."""
+        if self.days is None or self.tokens is None:
+            return self.longest_s
+        return self.days * 86400 * tokens / self.tokens
+
     def _stated(self) -> list[str]:
         """Returns the names of the options whose values differ from the defaults."""
         return [
@@ -307,7 +328,7 @@ _OF_LIKE = (
     ),
     "json_path",
 )
-_OF_SEARCH = ("objective", "longest_s", "keep")
+_OF_SEARCH = ("objective", "longest_s", "keep", "days")
 
 
 def _flag(name: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
@@ -64,7 +64,7 @@ def smallest_change(
         for chosen in combinations(single, count):
             if len({name for name, _, _ in chosen}) < count:
                 continue
-            prediction = _prediction(known, _applied(now, chosen))
+            prediction = _prediction(known, now, chosen)
             if prediction is not None and prediction.fits:
                 text = ", ".join(text for _, text, _ in chosen)
                 found.append(MemoryChange(text=text, prediction=prediction))
@@ -73,21 +73,21 @@ def smallest_change(
     return None
 
 
-def _prediction(
-    known: Callable[[Layout, Workload], Prediction], changed: tuple[Layout, Workload]
-) -> Prediction | None:
-    """Returns the prediction of a changed layout; None if it cannot train the model."""
-    try:
-        return known(*changed)
-    except ValueError:
-        return None
-
-
 _Change = tuple[str, str, dict[str, object]]
 """The kind of change, its text, and the new values of the layout and the workload."""
 
 
-def _applied(now: Prediction, chosen: tuple[_Change, ...]) -> tuple[Layout, Workload]:
+def _prediction(
+    known: Callable[[Layout, Workload], Prediction], now: Prediction, chosen: Iterable[_Change]
+) -> Prediction | None:
+    """Returns the prediction of a changed layout; None if it cannot train the model."""
+    try:
+        return known(*_applied(now, chosen))
+    except ValueError:
+        return None
+
+
+def _applied(now: Prediction, chosen: Iterable[_Change]) -> tuple[Layout, Workload]:
     values = {key: value for _, _, each in chosen for key, value in each.items()}
     of_job = {key: value for key, value in values.items() if hasattr(now.job, key)}
     of_layout = {key: value for key, value in values.items() if key not in of_job}
