@@ -195,8 +195,8 @@ class PlanOptions:
     days: Annotated[
         float | None,
         typer.Option(
-            help="With --tokens: the fewest devices, of the cluster and its parts, that train in so "
-            "many days."
+            help="With --tokens: the fewest devices, of the cluster and its parts, that train in "
+            "so many days."
         ),
     ] = None
     price: Annotated[
