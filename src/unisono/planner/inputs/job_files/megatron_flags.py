@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from unisono.planner.inputs.job_files.megatron_model import MODEL_FLAGS, OTHER_MODELS, MegatronModel
+from unisono.planner.inputs.job_files.other_settings import known_kind, sorted_settings
 from unisono.planner.inputs.job_files.script_flags import ScriptFlags
 from unisono.planner.inputs.job_files.similar_job import SimilarJob
 from unisono.planner.inputs.model_presets import model_named
@@ -59,71 +60,6 @@ _DEVICES = (
 )
 _CONTEXTS = {"a2a": "ulysses", "all_gather": "allgather"}
 _STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
-_ASSUMED = (
-    *("overlap_", "tp_comm_", "use_flash_attn", "moe_token_dispatcher_type", "moe_grouped_gemm"),
-    *("moe_permute_fusion", "moe_router_fusion", "cross_entropy_", "transformer_impl", "use_mcore"),
-    *("fp8_amax", "fp8_margin", "fp8_param", "fp8_interval", "fp8_wgrad", "main_grads_dtype"),
-    *("main_params_dtype", "exp_avg", "accumulate_allreduce_grads_in_fp32", "grad_reduce_in"),
-    *("ddp_", "no_gradient_accumulation", "gradient_accumulation", "masked_softmax", "no_masked"),
-    *("bias_gelu", "no_bias_", "bias_swiglu", "bias_dropout", "apply_rope_fusion", "no_rope_"),
-    *("moe_enable_deepep", "moe_flex", "cuda_graph_impl", "enable_cuda_graph"),
-    *("external_cuda_graph", "use_te_rng", "te_rng", "delay_wgrad", "high_priority_stream"),
-    *("nccl_", "use_sharp", "average_in_collective", "check_for_nan", "batch_p2p", "align_"),
-    *("recompute_modules", "moe_pad_", "moe_expert_capacity", "decoder_", "pipeline_model_"),
-    *("fsdp_", "use_nccl_ub", "moe_router_padding", "no_check_for_nan"),
-    *("account_for_", "num_layers_in_", "use_precision_aware"),
-    *("distribute_saved", "disable_tp_comm", "use_tp_pp_dp_mapping", "use_ring_exchange"),
-    *("moe_layer_recompute", "moe_token_drop", "hierarchical_context", "deterministic_mode"),
-    *("softmax_type", "activation_func", "glu_linear", "squared_relu", "use_fused"),
-    *("moe_shared_expert_overlap", "hidden_dropout", "attention_dropout", "gradient_reduce"),
-)
-"""Flags, or their beginnings, that change times or memory, and for which the planner has no
-setting."""
-_NO_EFFECT = (
-    *(
-        "lr",
-        "lr_",
-        "model_family",
-        "min_lr",
-        "weight_decay",
-        "adam_",
-        "clip_grad",
-        "optimizer",
-        "start_weight",
-        "end_w",
-    ),
-    *("data_", "split", "tokenizer_", "vocab_file", "merge_file", "num_workers", "dataloader"),
-    *("log_", "tensorboard", "wandb", "save", "load", "eval_", "exit_", "ckpt_", "dist_ckpt"),
-    *("seed", "init_method", "distributed_", "train_", "timing_", "no_load", "no_save", "async_"),
-    *("master_", "node_rank", "rdzv_", "local_rank", "rank", "manual_gc", "reset_", "eod_"),
-    *("moe_router_load", "moe_aux", "moe_z_loss", "moe_router_score", "moe_router_bias"),
-    *("moe_router_enable", "moe_router_dtype", "moe_router_pre_softmax", "moe_router_topk_scal"),
-    *("moe_input_jitter", "moe_router_force", "rotary_", "use_rotary", "no_position", "norm_eps"),
-    *("layernorm_epsilon", "rope_", "beta", "mscale", "rampup", "override_opt", "use_checkpoint"),
-    *("mock_data", "job_name", "time", "account", "partition", "output", "error", "exclusive"),
-    *("mem", "profile", "no_initialization", "initial_loss", "loss_scale", "attention_softmax"),
-    *("mtp_loss", "blend", "max_restarts", "num_dataset", "no_create", "finetune", "hysteresis"),
-    *("use_dist_ckpt", "auto_detect", "test_mode", "auto_resume", "no_one_logger", "export"),
-    *("container", "decay", "warmup", "dataset_", "cpus_per_task", "gres", "qos", "label"),
-    *("apply_layernorm_1p", "decoupled_", "logging_", "enable_experimental", "no_mmap", "tiktoken"),
-    *("use_persistent", "rerun_mode", "use_rope", "step_batch", "fim_", "trust_remote", "use_mup"),
-    *(
-        "mup_",
-        "use_te",
-        "no_ckpt",
-        "pretrained_",
-        "init_model_with",
-        "dist_",
-        "mpi",
-        "DDP_impl",
-        "comment",
-        "dependency",
-        "DP",
-        "legacy_",
-    ),
-    *("calculate_per_token", "empty_unused", "gpu", "g", "c", "t", "l", "i", "J", "p"),
-)
-"""Flags, or their beginnings, that change neither times nor memory of a step."""
 
 
 def read_megatron(text: str) -> SimilarJob:
@@ -342,17 +278,7 @@ class _MegatronJob:
     def _rest(self) -> Mapping[str, tuple[str, ...]]:
         """Returns the flags that were not read, by what they mean here."""
         read = {*_AXES, *_SIZES, *_SWITCHES, *_OTHERS, *_DEVICES, *MODEL_FLAGS}
-        found: dict[str, list[str]] = {"assumed": [], "without effect": [], "unknown": []}
-        for name in self._values:
-            if name in read:
-                continue
-            text = f"--{name.replace('_', '-')}"
-            if name.startswith(_ASSUMED):
-                found["assumed"].append(text)
-            elif any(
-                name == each or (len(each) > 2 and name.startswith(each)) for each in _NO_EFFECT
-            ):
-                found["without effect"].append(text)
-            else:
-                found["unknown"].append(text)
-        return {kind: tuple(names) for kind, names in found.items()}
+        names = [name for name in self._values if name not in read]
+        return sorted_settings(
+            (f"--{name.replace('_', '-')}", known_kind("megatron", name)) for name in names
+        )

@@ -6,6 +6,7 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
+from unisono.planner.inputs.job_files.other_settings import known_kind, sorted_settings
 from unisono.planner.inputs.job_files.similar_job import SimilarJob
 from unisono.planner.inputs.model_presets import model_named
 from unisono.planner.inputs.transformer import Transformer
@@ -47,36 +48,6 @@ _READ = {
     "experimental": (*_AXES, "pipeline_parallel_schedule"),
     "activation_checkpoint": ("mode",),
     "compile": ("enable", "components"),
-}
-_ASSUMED: Mapping[str, tuple[str, ...] | None] = {
-    "parallelism": (
-        *("enable_async_tensor_parallel", "disable_loss_parallel", "enable_compiled_autograd"),
-        "expert_tensor_parallel_degree",
-        *("pipeline_parallel_layers_per_stage", "pipeline_parallel_split_points"),
-        *("pipeline_parallel_first_stage_less_layers", "pipeline_parallel_last_stage_less_layers"),
-    ),
-    "activation_checkpoint": ("selective_ac_option", "early_stop"),
-    "training": ("mixed_precision_reduce", "dtype"),
-    "float8": None,
-    "quantize": None,
-    "mx": None,
-    "optimizer": ("name", "implementation", "early_step_in_backward"),
-}
-"""Options that change times or memory, and for which the planner has no setting; None: all of the
-table."""
-_NO_EFFECT: Mapping[str, tuple[str, ...] | None] = {
-    **dict.fromkeys(
-        (
-            *("job", "profiling", "metrics", "lr_scheduler", "checkpoint", "comm", "debug"),
-            *("memory_estimation", "fault_tolerance", "validation", "eval"),
-        )
-    ),
-    "model": ("tokenizer_path", "hf_assets_path", "norm_type"),
-    "optimizer": ("lr", "eps", "beta1", "beta2", "weight_decay", "fused"),
-    "training": (
-        *("dataset", "dataset_path", "steps", "warmup_steps", "max_norm", "seed", "gc_freq"),
-        *("deterministic", "data_parallel_degree", "gc_debug"),
-    ),
 }
 
 
@@ -215,18 +186,9 @@ class _TorchtitanJob:
 
     def _rest(self) -> Mapping[str, tuple[str, ...]]:
         """Returns the options that were not read, by what they mean here."""
-        found: dict[str, list[str]] = {"assumed": [], "without effect": [], "unknown": []}
-        for table, options in self._config.items():
-            for name in options if isinstance(options, Mapping) else ():
-                if name in _READ.get(table, ()):
-                    continue
-                kind = next(
-                    (
-                        kind
-                        for kind, known in (("assumed", _ASSUMED), ("without effect", _NO_EFFECT))
-                        if table in known and name in (known[table] or options)
-                    ),
-                    "unknown",
-                )
-                found[kind].append(f"{table}.{name}")
-        return {kind: tuple(names) for kind, names in found.items()}
+        return sorted_settings(
+            (f"{table}.{name}", known_kind("torchtitan", name, table))
+            for table, options in self._config.items()
+            for name in (options if isinstance(options, Mapping) else ())
+            if name not in _READ.get(table, ())
+        )
