@@ -303,6 +303,37 @@ def test_options_of_a_recipe(tmp_path: Path) -> None:
     assert "the fastest recomputation that fits" in job.notes[0]
 
 
+def test_a_recipe_in_python(tmp_path: Path) -> None:
+    job = read(
+        tmp_path,
+        """
+from megatron.bridge.recipes.llama import llama3_70b_pretrain_config as recipe
+cfg = recipe()
+cfg.model.tensor_model_parallel_size = 4  # ranks of a host
+cfg.model.pipeline_model_parallel_size = 4
+cfg.model.context_parallel_size = 2
+cfg.model.expert_model_parallel_size = 1
+cfg.model.virtual_pipeline_model_parallel_size = None
+cfg.model.sequence_parallel = True
+cfg.model.seq_length = 8192
+cfg.train.micro_batch_size = 1
+cfg.train.global_batch_size = 128
+cfg.train.train_iters = 10
+""",
+        "job.py",
+    )
+    assert job.model == planner.load_model("llama3-70b")
+    assert job.layout_on(64) == planner.Layout(
+        dp=2, tp=4, pp=4, cp=2, sequence_parallel=True, zero=1
+    )
+    assert dict(job.workload) == {
+        "seq": 8192,
+        "global_batch": 128,
+        "micro_batch": 1,
+        "precision": "bf16",
+    }
+
+
 @pytest.mark.parametrize(
     ("name", "text", "reason"),
     [

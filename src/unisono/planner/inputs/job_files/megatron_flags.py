@@ -59,6 +59,8 @@ _DEVICES = (
     *("nnodes", "nodes", "num_nodes"),
 )
 _CONTEXTS = {"a2a": "ulysses", "all_gather": "allgather"}
+_RECIPE = re.compile(r"\b([a-z]\w*?)_(?:pretrain|sft|finetune|peft)(?:_\w+)?_config\b")
+"""The name of a recipe of Megatron-Bridge in Python."""
 _STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
 
 
@@ -73,6 +75,9 @@ def read_megatron(text: str) -> SimilarJob:
     names = {*_AXES, *_SIZES, *_SWITCHES, *_OTHERS, *_DEVICES, *MODEL_FLAGS}
     other = re.search(r"pretrain_(bert|t5|ict|mamba|vision\w*|vlm|mimo|retro)", text)
     flags = ScriptFlags(text, names=names, short=_SHORT)
+    recipe = _RECIPE.search(text)
+    if recipe and not {"recipe", "recipe_name", "model_recipe_name"} & flags.values.keys():
+        flags.values["recipe"] = recipe[1]
     return _MegatronJob(flags, program=other[0] if other else "").job()
 
 

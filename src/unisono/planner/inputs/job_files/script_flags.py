@@ -14,7 +14,8 @@ _REFERENCE = re.compile(r"\$(?:\{(\w+)(?::?-([^{}]*))?\}|(\w+))")
 _ARITHMETIC = re.compile(r"\$\(\(([^()]*(?:\([^()]*\)[^()]*)*)\)\)")
 _ARRAY = re.compile(r"\"?\$(?:\{\w+\[[@*]\](?:[^{}]*)\}|@)\"?")
 """References to arrays, whose flags are read where the array is set, and to all arguments."""
-_YAML = re.compile(r"-?\s*([\w.-]+):\s+(.*?)(?:\s+#.*)?")
+_SETTING = re.compile(r"-?\s*([\w.-]+)(?::\s+|\s+=\s+)(.*?),?(?:\s+#.*)?")
+"""A line of YAML, or an assignment of Python."""
 _ENDS = ("(", ")", ";", "|", "&", "&&", "||", ">", ">>", "2>&1", "then", "do", "else")
 _NUMBER = re.compile(r"-?[\d.]")
 
@@ -44,7 +45,7 @@ class ScriptFlags:
                 self._read_line(whole, conditional=branches.taken is None)
 
     def _read_line(self, line: str, *, conditional: bool) -> None:
-        found = _YAML.fullmatch(line)
+        found = _SETTING.fullmatch(line)
         if found and (found[1].startswith("--") or _name(found[1]) in self._names):
             self._state(_name(found[1]), found[2].strip("'\""), conditional=conditional)
         else:
