@@ -72,6 +72,11 @@ def test_the_best_of_everything(
     for each, key in zip(folded, sorted(rows.values()), strict=False):
         assert key_of(objective, each.prediction) == pytest.approx(key, rel=1e-9, abs=1)
     assert len(folded) == min(7, len(rows))
+    assert bool(folded.ties) == (objective in ("time", "cost")) and folded.objective == objective
+    ratios = {"time": 1, "cost": folded[0].layout.devices / folded[-1].layout.devices}
+    if objective in ratios:
+        slower = folded[-1].prediction.step_s > folded[0].prediction.step_s * ratios[objective]
+        assert (folded[-1].chance < 0.5) == slower
     expected = [key for key, _ in keys[:7]]
     options: dict[str, Any] = {"keep": 7, "objective": objective, "longest_s": longest_s}
     found = planner.search(MODEL, cluster, JOB, folded=False, **options)

@@ -94,14 +94,17 @@ def _difference_parts(candidates: Candidates) -> list[Any]:
     """Returns a table of the differences between the rows, and a line about ties."""
     table = Table(title="what the rows differ in", title_justify="left")
     table.add_column("row", justify="right")
-    table.add_column("better than row 1", justify="right")
+    ordered = candidates.objective in ("time", "cost")
+    if ordered:
+        table.add_column("better than row 1", justify="right")
     table.add_column("other settings of the row", ratio=1)
     table.add_column("the next row", ratio=1)
     for number, each in enumerate(candidates, 1):
         best_s = each.prediction.step_s
         others = [f"{a.text} {a.step_s / best_s - 1:+.1%}" for a in each.alternatives[:5]]
         chance = "" if number == 1 else f"{each.chance:.0%}"
-        table.add_row(str(number), chance, ", ".join(others), each.next_lost)
+        row = [str(number), *([chance] if ordered else []), ", ".join(others), each.next_lost]
+        table.add_row(*row)
     return [table, *filter(None, [candidates.tie_text()])]
 
 

@@ -62,15 +62,21 @@ class Candidates(Sequence[Candidate]):
 
     entries: tuple[Candidate, ...]
     counts: SearchCounts
+    objective: str
+    """What the search minimised."""
 
     @property
     def ties(self) -> tuple[Candidate, ...]:
-        """The first candidate, and those inside the 80 % interval of their difference to it."""
+        """The first candidate, and those inside the 80 % interval of their difference to it. Empty
+        for the objectives "devices" and "memory", whose order has no chance in it."""
+        if self.objective not in ("time", "cost"):
+            return ()
         return tuple(each for each in self.entries if each.chance >= TIE)
 
     def tie_text(self) -> str:
         """Returns a line about the candidates that tie with the first one; empty without any."""
-        tied = [row for row, each in enumerate(self.entries, 1) if each.chance >= TIE]
+        ties = self.ties
+        tied = [row for row, each in enumerate(self.entries, 1) if each in ties]
         if len(tied) < 2:
             return ""
         is_range = tied[-1] == len(tied) > 2

@@ -188,7 +188,7 @@ def search(
         raise ValueError(_nothing_found(request, clusters))
     counts = _sum_counts([part.counts for part in found])
     rows = candidate_rows(request, objective, clusters, best, folded=folded)
-    return Candidates(entries=rows, counts=counts)
+    return Candidates(entries=rows, counts=counts, objective=objective)
 
 
 def smaller_clusters(cluster: Cluster) -> list[Cluster]:
