@@ -155,6 +155,28 @@ def test_objectives_and_limits() -> None:
     assert layouts[0]["devices"] < 16 and "devices" in output
 
 
+@pytest.mark.parametrize(
+    ("option", "setting"),
+    [
+        (("--trainable", "lora:8"), {"trainable": "lora:8"}),
+        (("--document", "256"), {"document": 256}),
+        (("--padding", "0.25"), {"padding": 0.25}),
+        (("--offload",), {"offload": True}),
+        (("--context", "allgather"), {"context": "allgather"}),
+    ],
+)
+def test_settings_of_the_workload(option: tuple[str, ...], setting: dict[str, object]) -> None:
+    layout = ("--layout", "dp=4,cp=2,tp=2,zero=1", "--recompute", "full", "--micro-batch", "1")
+    code, output = plan(*GPT, *layout, *option, "--json", "out.json")
+    assert code == 0, output
+    found = json.loads(Path("out.json").read_text())["layouts"][0]
+    job = planner.Workload(seq=2048, global_batch=64, micro_batch=1, recompute="full", **setting)
+    step = planner.predict("gpt3-7.5b", "a100:16", layout[1], job)
+    assert found["step_s"] == step.step_s and found["tokens_per_s"] == step.tokens_per_s
+    assert found["host_bytes"] == step.host_bytes
+    assert ("in the host" in output) == ("offload" in setting)
+
+
 def test_fewest_devices_for_some_days() -> None:
     found = {}
     for days in (20, 40):
@@ -274,6 +296,18 @@ def test_recommendation_models() -> None:
         ((*CLICKS, "--seq", "128"), "seq = 128; seq = 1 works"),
         ((*CLICKS, "--seq", "0"), "seq must be at least 1, not 0"),
         ((*CLICKS, "--placement", "row", "--objective", "memory"), "leave --placement out"),
+        *(
+            ((*CLICKS, *option), f"{option[0]} is for transformers")
+            for option in (
+                ("--trainable", "lora:8"),
+                ("--document", "64"),
+                ("--padding", "0.1"),
+                ("--offload",),
+                ("--context", "ulysses"),
+                ("--schedules", "zbv"),
+                ("--price", "2"),
+            )
+        ),
         ((*GPT, "--placement", "row"), "--placement is for recommendation models"),
         ((*GPT, "--table-update", "dense"), "--table-update is for recommendation models"),
     ],

@@ -38,8 +38,8 @@ def test_tensor_parallelism_divides_one_matrix_of_each_adapter() -> None:
     outputs = [h + h / 4, h + keys / 4, h + keys / 4, h + ffn / 4, h + ffn / 4]
     inputs = [h / 4 + h, ffn / 4 + h]
     layout = planner.Layout(dp=2, tp=4, zero=0)
-    gradients = predict(ADAPTERS, layout).memory["gradients"][0]
-    assert gradients == 2 * LLAMA.layers * 16 * (sum(outputs) + sum(inputs))
+    optimizer = predict(ADAPTERS, layout).memory["optimizer"][0]
+    assert optimizer == 12 * LLAMA.layers * 16 * (sum(outputs) + sum(inputs))
 
 
 def test_backward_leaves_the_gradients_of_weights_out() -> None:
