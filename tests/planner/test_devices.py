@@ -1,4 +1,4 @@
-"""Devices: names, precisions, numbers of data sheets, and processors that devices share."""
+"""Devices: names, precisions, links, and processors that devices share."""
 
 from __future__ import annotations
 
@@ -61,22 +61,6 @@ def test_every_name_means_one_device() -> None:
     for device in planner.catalogue():
         for name in (device.name, *device.aliases):
             assert planner.device_named(name) == device
-
-
-@pytest.mark.parametrize("device", planner.catalogue(), ids=lambda device: str(device.name))
-def test_rates_of_tensor_cores(device: planner.Device) -> None:
-    """Tests the ratios of the rates that all architectures since Ampere have: half for twice the
-    bits. Sparse rates in place of dense ones would break them.
-    """
-    if "bf16" not in device.peak or device.architecture in ("davinci", "gaudi", "tpu"):
-        return
-    wide = device.peak["bf16"]
-    assert device.peak["fp16"] == wide
-    for precision, factor in (("tf32", 0.5), ("fp8", 2), ("fp4", 4)):
-        rate = device.peak.get(precision)
-        # B300 and GB300 have a higher rate of fp4 only.
-        if rate is not None and "300" not in device.name:
-            assert rate == pytest.approx(factor * wide, rel=0.02)
 
 
 @pytest.mark.parametrize(
