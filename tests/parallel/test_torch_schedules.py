@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from unisono import planner, topology
+from unisono import pipeline, topology
 from unisono.parallel import Layout, pipeline_schedule
 
 # The bubble for passes F = I = W = 1 of a rank, in multiples of p - 1: GPipe and 1F1B (F + I + W);
@@ -30,11 +30,11 @@ def test_bubbles_on_a_network_without_bytes(name: str, chunks: int) -> None:
             forward_s=1.0,
             backward_s=2.0,
         )
-        found = planner.simulate_pipeline(schedule, topology.ring(stages))
+        found = pipeline.simulate_pipeline(schedule, topology.ring(stages))
         bubble_s = (stages - 1) * BUBBLES[name, chunks]
         assert found.run.makespan_s == 3 * microbatches + bubble_s
         assert found.run.busy_s == (3.0 * microbatches,) * stages
-        assert planner.PipelineSchedule.from_document(schedule.to_document()) == schedule
+        assert pipeline.PipelineSchedule.from_document(schedule.to_document()) == schedule
 
 
 def test_bytes_of_all_schedules_are_those_of_the_boundaries_between_ranks() -> None:
@@ -43,7 +43,7 @@ def test_bytes_of_all_schedules_are_those_of_the_boundaries_between_ranks() -> N
         schedule = pipeline_schedule(
             Layout(pp=4, vpp=chunks, schedule=name), microbatches=4, activation_bytes=1000
         )
-        steps = planner.simulate_pipeline(schedule, topology.ring(4)).result.steps
+        steps = pipeline.simulate_pipeline(schedule, topology.ring(4)).result.steps
         assert steps.bytes[steps.messages()].sum() == 2 * 4 * crossings * 1000
 
 

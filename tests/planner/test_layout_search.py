@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from unisono import planner
+from unisono.pipeline import SCHEDULES
 
 MODEL = planner.load_model("gpt3-7.5b")
 CLUSTER = planner.Cluster.parse("a100:32")
@@ -91,7 +92,7 @@ def test_schedules() -> None:
 
 def test_every_schedule_on_layers_that_divide_badly() -> None:
     model = replace(MODEL, layers=13)
-    found = planner.search(model, CLUSTER, JOB, schedules=planner.SCHEDULES, keep=400)
+    found = planner.search(model, CLUSTER, JOB, schedules=tuple(SCHEDULES), keep=400)
     for each in found:
         again = planner.predict(model, CLUSTER, each.layout, each.job)
         assert again.step_s == pytest.approx(each.prediction.step_s)

@@ -247,3 +247,12 @@ def test_hidden_gradients_slow_compute_down() -> None:
     job = replace(job, software="megatron-2021")
     old = planner.predict(model, CLUSTER, layout, job, constants=fast)
     assert old.time["gradients"] == pytest.approx(exposed)
+
+
+@pytest.mark.parametrize("schedule", ["zb1p", "zbv", "dualpipev"])
+def test_schedules_that_split_the_backward_pass_have_less_bubble(schedule: str) -> None:
+    times = {
+        name: planner.predict(MODEL, CLUSTER, replace(LAYOUT, vpp=None, schedule=name), JOB).time
+        for name in ("gpipe", schedule)
+    }
+    assert times[schedule]["bubble"] < times["gpipe"]["bubble"]

@@ -19,7 +19,8 @@ from unisono.parallel.divisible.interfaces import Balanced
 from unisono.parallel.layers import BatchPlace, CrossEntropy, LayoutDropout, TransformerModel
 from unisono.parallel.run import ParallelRun, parallelize
 from unisono.parallel.run.parameter_sets import HeldParameter
-from unisono.planner import StageTask, Transformer, part_of
+from unisono.pipeline import StageTask
+from unisono.planner import Transformer, part_of
 
 SCHEDULES = (
     ("gpipe", 1),

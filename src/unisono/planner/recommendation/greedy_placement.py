@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from unisono.planner.recommendation.dlrm_shape import TableShape
+from unisono.planner.recommendation.dlrm import TableShape
 from unisono.planner.recommendation.exchange_traffic import all_bytes, piece_load
 from unisono.planner.recommendation.table_placement import (
     TABLE_KINDS,

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Literal, get_args
 
 from unisono.planner.inputs.uneven_parts import part_of
-from unisono.planner.recommendation.dlrm_shape import TableShape
+from unisono.planner.recommendation.dlrm import TableShape
 
 TableKind = Literal["table", "row", "column", "replicated"]
 TABLE_KINDS: tuple[TableKind, ...] = get_args(TableKind)
