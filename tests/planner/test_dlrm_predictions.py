@@ -13,12 +13,15 @@ import pytest
 from table_bytes import step_bytes
 from unisono import planner
 from unisono.planner import Cluster, Layout, Workload, recommendation
+from unisono.planner.constants.calibrated_constants import default_constants
+from unisono.planner.inputs.devices import device_named
 from unisono.planner.recommendation import TABLE_KINDS, Dlrm, TableShape
 from unisono.planner.recommendation.dlrm_operators import TABLE_UPDATES
+from unisono.planner.step_times.time_tree import TimeNode
 
 RATE = 1e9
-DEVICE = replace(planner.device_named("a100"), name="test", link_Bps=RATE, network_Bps=RATE / 4)
-IDEAL = planner.default_constants().changed(
+DEVICE = replace(device_named("a100"), name="test", link_Bps=RATE, network_Bps=RATE / 4)
+IDEAL = default_constants().changed(
     link_share=1.0,
     network_share=1.0,
     exchange_share=1.0,
@@ -102,7 +105,7 @@ def test_parts_add_up(update: str) -> None:
     assert found.low_s < found.step_s < found.high_s
     assert found.samples_per_s == pytest.approx(4096 / found.step_s)
 
-    def leaves(node: planner.TimeNode) -> float:
+    def leaves(node: TimeNode) -> float:
         return sum(map(leaves, node.children)) if node.children else node.seconds
 
     tree = found.explain()

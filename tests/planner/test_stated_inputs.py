@@ -11,6 +11,7 @@ import pytest
 
 from unisono import planner
 from unisono.planner import recommendation
+from unisono.planner.inputs.training_flops import step_flops, training_days
 
 GPT: dict[str, Any] = {"layers": 2, "hidden": 64, "heads": 4, "vocab": 100}
 EXPERTS: dict[str, Any] = {**GPT, "experts": 4, "top_k": 2, "expert_ffn": 64}
@@ -89,15 +90,15 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         "ep must divide dp / dp_replicate x cp x tp: 4 does not divide 2; 2 does",
     ),
     (
-        lambda: planner.step_flops(gpt(), seq=1, batch=1, recompute="Full"),
+        lambda: step_flops(gpt(), seq=1, batch=1, recompute="Full"),
         "recompute must be one of none, selective, full, not 'Full'",
     ),
     (
-        lambda: planner.training_days(tokens=1, parameters=1, devices=1, rate=1, recompute="half"),
+        lambda: training_days(tokens=1, parameters=1, devices=1, rate=1, recompute="half"),
         "recompute must be one of none, selective, full, not 'half'",
     ),
     (
-        lambda: planner.training_days(tokens=1, parameters=1, devices=0, rate=1),
+        lambda: training_days(tokens=1, parameters=1, devices=0, rate=1),
         "devices must be positive, not 0",
     ),
     (lambda: planner.search(MODEL, A100, JOB, longest_s=-1), "longest_s must be positive, not -1"),

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
+from unisono.division import nearest_divisor
 from unisono.pipeline import SCHEDULES, PipelineSize, ScheduleRules
 from unisono.planner.inputs.tensor_grid import TensorGrid
 from unisono.planner.inputs.whole_numbers import switch, whole_number
@@ -222,13 +223,3 @@ def unknown_field_text(name: str) -> str:
             f"{near[0]} is near" if near else f"it has {', '.join(known)}"
         )
     return f"a layout has no {name}; {right} is its name"
-
-
-def nearest_divisor(number: int, wanted: int) -> int:
-    """Returns the divisor of a number that is nearest to the wanted number.
-
-    >>> nearest_divisor(12, 5)
-    4
-    """
-    divisors = [d for d in range(1, number + 1) if number % d == 0]
-    return min(divisors, key=lambda d: abs(d - wanted))

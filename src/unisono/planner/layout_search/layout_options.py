@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import NamedTuple
 
+from unisono.division import divisors
 from unisono.planner.constants.calibrated_constants import CalibratedConstants
 from unisono.planner.inputs.device_cluster import Cluster
 from unisono.planner.inputs.layout import Layout
@@ -179,8 +180,3 @@ def _context_sizes(seq: int, replicas: int) -> list[int]:
         sizes.append(size)
         size *= 2
     return sizes
-
-
-def divisors(number: int) -> list[int]:
-    """Returns the divisors of a number, ascending."""
-    return [d for d in range(1, number + 1) if number % d == 0]

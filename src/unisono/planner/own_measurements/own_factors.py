@@ -50,7 +50,7 @@ class OwnFactors:
     def factors(self, properties: tuple[str, ...]) -> Mapping[str, float]:
         """Returns the factor of each group of kinds of time, for runs with these properties.
 
-        >>> from unisono.planner import default_constants
+        >>> from unisono.planner.constants.calibrated_constants import default_constants
         >>> OwnFactors((), default_constants().sigma).factors(())
         {'compute': 1.0, 'exchange': 1.0, 'host': 1.0}
         """
