@@ -13,7 +13,7 @@ import pytest
 from unisono import planner
 from unisono.planner.constants.calibrated_constants import default_constants
 from unisono.planner.constants.prediction_error import PARTS, PROPERTIES, group_of
-from unisono.planner.own_measurements.measured_run import MeasuredRun
+from unisono.planner.own_measurements.measured_runs import MeasuredRun
 
 MODEL = planner.load_model("gpt3-7.5b")
 CLUSTER = planner.Cluster.parse("a100:16")

@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from unisono.planner.layout_search.search import search
     from unisono.planner.memory.memory_changes import smallest_change
     from unisono.planner.memory.zero_states import state_bytes
+    from unisono.planner.own_measurements.calibrate_files import calibrate
     from unisono.planner.own_measurements.calibration import Calibration
-    from unisono.planner.own_measurements.calibration_from_files import calibrate
-    from unisono.planner.own_measurements.own_runs import read_own_runs
+    from unisono.planner.own_measurements.measured_runs import read_own_runs
     from unisono.planner.prediction import Prediction, predict
     from unisono.planner.step_sensitivity import sensitivity
     from unisono.planner.training_cost import training_run, training_seconds
@@ -81,8 +81,8 @@ _NAMES = {
     "memory.memory_changes": ("smallest_change",),
     "memory.zero_states": ("state_bytes",),
     "own_measurements.calibration": ("Calibration",),
-    "own_measurements.calibration_from_files": ("calibrate",),
-    "own_measurements.own_runs": ("read_own_runs",),
+    "own_measurements.calibrate_files": ("calibrate",),
+    "own_measurements.measured_runs": ("read_own_runs",),
     "prediction": (
         "Prediction",
         "predict",

@@ -16,8 +16,7 @@ from unisono.planner.inputs.training_flops import step_flops
 from unisono.planner.inputs.transformer import APPROXIMATION_DEVIATION, Transformer
 from unisono.planner.inputs.workload import Workload
 from unisono.planner.memory.stage_memory import MEMORY_KINDS
-from unisono.planner.own_measurements.calibration import Calibration
-from unisono.planner.own_measurements.own_run import OwnRun
+from unisono.planner.own_measurements.calibration import Calibration, OwnRun
 from unisono.planner.run_model import RunModel
 from unisono.planner.stated_inputs import (
     require_workload,

@@ -18,7 +18,7 @@ from math import exp, sqrt
 import numpy as np
 
 from unisono.planner.constants.prediction_error import PARTS, PROPERTIES, ErrorCauses, Floats
-from unisono.planner.own_measurements.own_run import OwnRun
+from unisono.planner.own_measurements.calibration import OwnRun
 
 _FREEDOM = 3.0
 """Degrees of freedom of the error of a single run, and of the part of all runs."""
