@@ -37,6 +37,27 @@ def test_bubbles_on_a_network_without_bytes(name: str, chunks: int) -> None:
         assert pipeline.PipelineSchedule.from_document(schedule.to_document()) == schedule
 
 
+@pytest.mark.parametrize(("name", "chunks"), BUBBLES)
+def test_the_table_describes_the_order_of_torch(name: str, chunks: int) -> None:
+    """Tests the bubble of the table, in units of the three passes, and the chunks that a rank
+    keeps until their weight gradients.
+    """
+    assert {each for each, _ in BUBBLES} == set(pipeline.SCHEDULES)
+    rules = pipeline.SCHEDULES[name]
+    for stages, microbatches in ((2, 8), (4, 16)):
+        size = pipeline.PipelineSize(stages, 2 if rules.is_v else chunks, microbatches)
+        assert 3 * rules.bubble(size, 0.0) == pytest.approx(BUBBLES[name, chunks])
+        layout = Layout(pp=stages, vpp=chunks, schedule=name)
+        orders = pipeline_schedule(layout, microbatches=microbatches).ranks
+        for rank, order in enumerate(orders):
+            kept = most = 0
+            for kind in (task.kind for group in order for task in group):
+                kept += {"F": 1, "B": -1, "W": -1}.get(kind, 0)
+                most = max(most, kept)
+            assert most <= rules.kept(size, rank)
+            assert most == rules.kept(size, rank) or name in ("zb1p", "zbv", "dualpipev")
+
+
 def test_bytes_of_all_schedules_are_those_of_the_boundaries_between_ranks() -> None:
     """A stage sends to its neighbour, except across the turn of a V, which one rank holds."""
     for name, chunks, crossings in (("interleaved", 2, 7), ("zbv", 1, 6), ("1f1b", 1, 3)):

@@ -97,7 +97,7 @@ def test_every_schedule_on_layers_that_divide_badly() -> None:
         again = planner.predict(model, CLUSTER, each.layout, each.job)
         assert again.step_s == pytest.approx(each.prediction.step_s)
     layout = planner.Layout(pp=8, dp=4, vpp=None, schedule="zbv")
-    with pytest.raises(ValueError, match=r"zbv needs two groups of layers on each of 8 stages"):
+    with pytest.raises(ValueError, match=r"zbv needs 2 groups of layers on each of 8 stages"):
         planner.predict(model, CLUSTER, layout, JOB)
 
 

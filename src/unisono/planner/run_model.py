@@ -107,11 +107,12 @@ class RunModel:
                     break  # the remaining recomputation modes are slower
         if best is None:
             if smallest is None:
+                chunks, rounds = layout.rules.chunks or 1, layout.rules.least_rounds
                 raise ValueError(
-                    f"the schedule {layout.schedule} needs two groups of layers on each of "
-                    f"{layout.pp} stages, and 2 x pp microbatches for dualpipev; the model has "
-                    f"{self.model.layers} layers; pp = {max(self.model.layers // 2, 1)} or less, "
-                    "or the schedule 1f1b, works"
+                    f"the schedule {layout.schedule} needs {chunks} groups of layers on each of "
+                    f"{layout.pp} stages, and at least {rounds} x pp microbatches; the model has "
+                    f"{self.model.layers} layers; pp = {max(self.model.layers // chunks, 1)} or "
+                    "less, or the schedule 1f1b, works"
                 )
             _, full, micro_batch, recompute = smallest
             best = full, micro_batch, recompute, self.step(full, micro_batch, recompute)
