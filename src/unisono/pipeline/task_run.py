@@ -106,9 +106,14 @@ class _Machine:
     ) -> None:
         self._stages = 1 + max(task.stage for order in orders for group in order for task in group)
         self._waiting = [deque(order) for order in orders]
-        self._idle = set(range(len(orders)))
         self._seconds, self._send_s, self._cores = seconds, send_s, cores
         self._spans: list[list[TaskSpan]] = [[] for _ in orders]
+        self._arriving: list[tuple[float, int]] = []
+        """The time at which the inputs of a rank's next group have arrived, and the rank."""
+        self._blocked: set[int] = set()
+        """Ranks whose next group needs a task that has not ended."""
+        self._needing: dict[StageTask, list[int]] = {}
+        """Ranks that needed the result of a task, or of another one in its place."""
         self._running: list[tuple[float, int, int]] = []
         """The work at the end of each task that runs, its rank, and its place in its group."""
         self._begins = [0.0] * len(orders)
@@ -117,15 +122,18 @@ class _Machine:
 
     def run(self) -> TaskRun:
         """Runs all tasks."""
-        while any(self._waiting):
-            arrival_s = self._begin_ready()
-            if not self._running and arrival_s == inf:
-                raise ValueError("the tasks of the schedule wait for each other")
+        for rank in range(len(self._waiting)):
+            self._await_inputs(rank)
+        while self._running or self._arriving:
             end_s = self._time_of(self._running[0][0]) if self._running else inf
-            if end_s <= arrival_s:
-                self._finish(end_s)
-            else:
+            if self._arriving and self._arriving[0][0] <= end_s:
+                arrival_s, rank = heappop(self._arriving)
                 self._wait_until(arrival_s)
+                self._begin(rank, 0)
+            else:
+                self._finish(end_s)
+        if any(self._waiting):
+            raise ValueError("the tasks of the schedule wait for each other")
         return TaskRun(spans=tuple(map(tuple, self._spans)))
 
     def _wait_until(self, arrival_s: float) -> None:
@@ -145,21 +153,6 @@ class _Machine:
             return work_s + self._lag_s  # exact if no core was ever shared
         return self._now_s + (work_s - self._work_s) / rate
 
-    def _begin_ready(self) -> float:
-        """Begins the groups whose inputs have arrived; returns when the next inputs arrive."""
-        arrival_s = inf
-        for rank in sorted(self._idle):
-            if not self._waiting[rank]:
-                self._idle.remove(rank)
-                continue
-            ready_s = self._ready_s(self._waiting[rank][0], rank)
-            if ready_s <= self._now_s:
-                self._idle.remove(rank)
-                self._begin(rank, 0)
-            else:
-                arrival_s = min(arrival_s, ready_s)
-        return arrival_s
-
     def _begin(self, rank: int, place: int) -> None:
         """Begins a task of a rank's first group."""
         self._begins[rank] = self._now_s
@@ -177,23 +170,32 @@ class _Machine:
             self._begin(rank, place + 1)
             return
         self._waiting[rank].popleft()
-        self._idle.add(rank)
         self._ends.update(dict.fromkeys(group, (end_s, rank)))
+        self._await_inputs(rank)
+        for task in group:
+            for other in self._needing.pop(task, ()):
+                if other in self._blocked:
+                    self._blocked.remove(other)
+                    self._await_inputs(other)
 
-    def _ready_s(self, group: TaskGroup, rank: int) -> float:
-        """Returns the time at which a group's inputs arrive; infinite if a predecessor has not
-        run."""
-        found_s = 0.0
+    def _await_inputs(self, rank: int) -> None:
+        """Notes when the inputs of a rank's next group arrive, or which task they need first."""
+        if not self._waiting[rank]:
+            return
+        group, found_s = self._waiting[rank][0], self._now_s
         for task in group:
             needed = predecessors(task, self._stages)
             if not needed or any(each in group for each in needed):
                 continue
             ended = next((self._ends[each] for each in needed if each in self._ends), None)
             if ended is None:
-                return inf
+                self._blocked.add(rank)
+                for each in needed:
+                    self._needing.setdefault(each, []).append(rank)
+                return
             end_s, source = ended
             found_s = max(found_s, end_s if source == rank else end_s + self._send_s)
-        return found_s
+        heappush(self._arriving, (found_s, rank))
 
 
 def predecessors(task: StageTask, stages: int) -> list[StageTask]:
