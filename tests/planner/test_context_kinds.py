@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 
 from unisono import planner
+from unisono.planner.constants.calibrated_constants import default_constants
+from unisono.planner.inputs.workload import CONTEXT_KINDS
 
 MODEL = planner.load_model("llama3-8b")
 JOB = planner.Workload(seq=32768, global_batch=1, micro_batch=1, recompute="none")
@@ -19,7 +21,7 @@ def context_s(kind: str, rate: float) -> float:
     return planner.predict(MODEL, cluster, LAYOUT, replace(JOB, context=kind)).time["context"]
 
 
-@pytest.mark.parametrize("kind", planner.CONTEXT_KINDS)
+@pytest.mark.parametrize("kind", CONTEXT_KINDS)
 def test_bytes_of_each_kind(kind: str) -> None:
     """Tests the bytes on links so slow that nothing hides them, forward and backward: a rank
     receives 7 / 8 of all keys and values; or sends 7 / 8 of its queries, keys, values and outputs.
@@ -28,7 +30,7 @@ def test_bytes_of_each_kind(kind: str) -> None:
     keys = 2 * MODEL.kv_heads * MODEL.head_dim
     heads = 2 * MODEL.heads * MODEL.head_dim
     values = {"ulysses": tokens * (heads + keys)}.get(kind, 32768 * keys)
-    share = planner.default_constants().link_share
+    share = default_constants().link_share
     sent_s = 2 * MODEL.layers * 2 * values * 7 / 8 / (rate * share)
     difference_s = context_s(kind, rate) - context_s(kind, 2 * rate)
     assert difference_s == pytest.approx(sent_s / 2, rel=1e-6)
@@ -37,7 +39,7 @@ def test_bytes_of_each_kind(kind: str) -> None:
 def test_only_a_ring_is_hidden() -> None:
     steps = {
         kind: planner.predict(MODEL, CLUSTER, LAYOUT, replace(JOB, context=kind))
-        for kind in planner.CONTEXT_KINDS
+        for kind in CONTEXT_KINDS
     }
     times = {kind: step.time["context"] for kind, step in steps.items()}
     assert times["ring"] < 0.5 * min(times["ulysses"], times["allgather"])

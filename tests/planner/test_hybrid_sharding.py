@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from unisono import planner
+from unisono.planner.constants.calibrated_constants import default_constants
 
 MODEL = planner.load_model("llama3-8b")
 JOB = planner.Workload(seq=4096, global_batch=32, micro_batch=1, recompute="full")
@@ -22,7 +23,7 @@ def test_replicas_sum_the_shards_of_gradients(zero: int) -> None:
     an eighth of its gradients over two hosts.
     """
     rate = 1e8
-    share = planner.default_constants().network_share
+    share = default_constants().network_share
     layer = MODEL.dense_layer_parameters
     sums_s = 2 * MODEL.layers * (2 * 1 / 2 * 2 * layer / 8) / (rate * share)
     more_s = shards_s(rate, 2, zero) - shards_s(2 * rate, 2, zero)

@@ -12,7 +12,8 @@ from rich.table import Table
 from unisono import planner
 from unisono.commands.planning.plan_inputs import PlanInputs
 from unisono.commands.planning.plan_options import PlanOptions
-from unisono.planner import Candidate, Candidates, DlrmPrediction, Prediction, SearchCounts
+from unisono.planner import Candidate, Candidates, Prediction, SearchCounts
+from unisono.planner.recommendation import DlrmPrediction
 
 _TOLERANCE = 0.05
 """Fraction of the step time or of the memory capacity that a further layout of the front must
@@ -75,7 +76,6 @@ def searched(inputs: PlanInputs, options: PlanOptions) -> Candidates:
         longest_s=options.longest_step_s(inputs.job.tokens),
         keep=options.keep,
         schedules=options.schedules.split(","),
-        tensors=options.tensor.split(","),
         calibration=inputs.calibration,
     )
 
@@ -136,7 +136,6 @@ def front_output(inputs: PlanInputs, options: PlanOptions) -> PlanOutput:
         inputs.cluster,
         inputs.job,
         tolerance=_TOLERANCE,
-        tensors=options.tensor.split(","),
         calibration=inputs.calibration,
     )
     written = []

@@ -98,13 +98,6 @@ class PlanOptions:
         str | None,
         typer.Option(help="Predict this layout: dp=16,tp=8,pp=8,zero=1; or a .json file."),
     ] = None
-    tensor: Annotated[
-        str,
-        typer.Option(
-            metavar="KINDS",
-            help="Kinds of tensor parallelism to search: 1d, or several such as 1d,2d,2.5d,3d.",
-        ),
-    ] = "1d"
     schedules: Annotated[
         str,
         typer.Option(
@@ -270,8 +263,6 @@ class PlanOptions:
     def _check_searches(self) -> None:
         """Raises ValueError for options of a search without one, and for two searches."""
         of_search = [name for name in self._stated() if name in _OF_SEARCH]
-        if self.tensor != "1d" and (self.layout is not None or self.scaling):
-            raise ValueError("--tensor needs a search or --pareto; write tensor=2d in --layout")
         no_search = (self.layout is not None and self.like is None) or self.pareto or self.scaling
         if self.schedules != "1f1b" and no_search:
             raise ValueError("--schedules needs a search; write schedule=zbv in --layout")

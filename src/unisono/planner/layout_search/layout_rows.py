@@ -46,10 +46,10 @@ _SETTINGS: Mapping[str, Callable[[LayoutOption], Any]] = {
 """The settings in which the variants of a row differ."""
 
 
-def row_of(option: LayoutOption) -> tuple[int, int, int, int, str]:
+def row_of(option: LayoutOption) -> tuple[int, int, int, int]:
     """Returns the axes that all variants of a row share. dp follows from the devices."""
     layout = option.open_layout.layout
-    return layout.tp, layout.pp, layout.cp, layout.ep, layout.tensor
+    return layout.tp, layout.pp, layout.cp, layout.ep
 
 
 def candidate_rows(

@@ -34,7 +34,7 @@ def least_memory(
         if layout.tp > largest_tp:
             continue
         per_replica = run.workload.global_batch // layout.dp
-        sizes = run.micro_batches(per_replica, layout.sample_parts)
+        sizes = run.micro_batches(per_replica)
         for micro_batch in sizes[:1]:
             chunks = run.chunk_counts(layout, per_replica // micro_batch)
             for full in (replace(layout, vpp=each) for each in chunks[:1]):
