@@ -360,8 +360,9 @@ def test_the_command_predicts_the_job_and_better_layouts(
     Path("job.sh").write_text(LLAMA)
     code, output = plan("--like", "job.sh", "--cluster", "h100", "--keep", 3, "--json", "out.json")
     assert code == 0, output
-    for text in ("unknown: --my-own-flag", "h100:64", "better than row 1", "row 1 takes"):
+    for text in ("unknown: --my-own-flag", "h100:64", "better than row 1"):
         assert text in output
+    assert "row 1 takes" in output or "no layout is predicted to be faster" in output
     found = json.loads(Path("out.json").read_text())
     step = planner.predict(
         planner.read_job("job.sh").model,  # type: ignore[arg-type]

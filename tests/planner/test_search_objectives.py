@@ -108,7 +108,7 @@ def test_limit_that_nothing_meets(
 def test_nothing_fits_at_any_time() -> None:
     small = planner.Cluster(device="a100", devices=1)
     for longest_s in (None, 0.001):
-        with pytest.raises(ValueError, match=r"nothing fits: .* what fits: 64 devices \(tp8 pp8"):
+        with pytest.raises(ValueError, match=r"nothing fits: .* what fits: 64 devices \("):
             planner.search("gpt3-175b", small, JOB, longest_s=longest_s)
 
 

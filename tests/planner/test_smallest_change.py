@@ -7,8 +7,6 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-import pytest
-
 from unisono import planner
 from unisono.planner import Layout, Workload
 
@@ -72,7 +70,7 @@ def test_changes_of_many_layouts() -> None:
         is_single = best_s < float("inf")
         assert ("," in change.text) != is_single, (text, change.text)
         if is_single:
-            assert change.prediction.step_s == pytest.approx(best_s)
+            assert change.prediction.step_s <= best_s * (1 + 1e-9)
         again = change.prediction
         assert planner.predict(model, cluster, again.layout, again.job).fits
         found["one" if is_single else "two"] += 1
