@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from unisono.planner.inputs.device_cluster import Cluster
     from unisono.planner.inputs.devices import Device, catalogue
     from unisono.planner.inputs.hugging_face import from_hugging_face
-    from unisono.planner.inputs.job_files.job_file import read_job
-    from unisono.planner.inputs.job_files.similar_job import SimilarJob
     from unisono.planner.inputs.layout import Layout
     from unisono.planner.inputs.layout_check import divides_heads, require_heads
     from unisono.planner.inputs.model_presets import PRESETS, load_model
@@ -62,8 +60,6 @@ _NAMES = {
         "catalogue",
     ),
     "inputs.hugging_face": ("from_hugging_face",),
-    "inputs.job_files.job_file": ("read_job",),
-    "inputs.job_files.similar_job": ("SimilarJob",),
     "inputs.layout": ("Layout",),
     "inputs.layout_check": (
         "divides_heads",
@@ -114,7 +110,6 @@ __all__ = [
     "Layout",
     "Prediction",
     "SearchCounts",
-    "SimilarJob",
     "Transformer",
     "Workload",
     "calibrate",
@@ -127,7 +122,6 @@ __all__ = [
     "load_model",
     "pareto_front",
     "predict",
-    "read_job",
     "read_own_runs",
     "recommendation",
     "require_heads",

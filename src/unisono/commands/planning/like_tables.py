@@ -17,7 +17,8 @@ from unisono.commands.planning.layout_tables import (
 )
 from unisono.commands.planning.plan_inputs import read_similar
 from unisono.commands.planning.plan_options import PlanOptions
-from unisono.planner import Candidates, Prediction, SimilarJob, predict
+from unisono.job_files import SimilarJob
+from unisono.planner import Candidates, Prediction, predict
 
 
 def like_output(options: PlanOptions) -> PlanOutput:

@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from unisono.commands.planning.plan_options import PlanOptions
+from unisono.job_files import SimilarJob, read_job
 from unisono.planner import (
     Calibration,
     Cluster,
     Layout,
-    SimilarJob,
     Transformer,
     Workload,
     load_model,
-    read_job,
 )
 
 DEFAULT_SEQ = 2048

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from unisono import planner
 from unisono.commands.main import app
+from unisono.job_files import SimilarJob, read_job
 
 LLAMA = """
 #!/bin/bash
@@ -98,9 +99,9 @@ model.seq_length=4096 train.train_iters=50 model.some_option=3
 """
 
 
-def read(folder: Path, text: str, name: str = "job.sh") -> planner.SimilarJob:
+def read(folder: Path, text: str, name: str = "job.sh") -> SimilarJob:
     (folder / name).write_text(text)
-    return planner.read_job(folder / name)
+    return read_job(folder / name)
 
 
 def test_a_script_of_megatron(tmp_path: Path) -> None:
@@ -365,7 +366,7 @@ def test_the_command_predicts_the_job_and_better_layouts(
     assert "row 1 takes" in output or "no layout is predicted to be faster" in output
     found = json.loads(Path("out.json").read_text())
     step = planner.predict(
-        planner.read_job("job.sh").model,  # type: ignore[arg-type]
+        read_job("job.sh").model,  # type: ignore[arg-type]
         "h100:64",
         "dp=8,tp=4,pp=2,vpp=8,sequence_parallel=1,zero=1",
         planner.Workload(seq=8192, global_batch=256, micro_batch=1, recompute="selective"),

@@ -6,12 +6,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from unisono.planner.inputs.job_files.megatron_model import MODEL_FLAGS, OTHER_MODELS, MegatronModel
-from unisono.planner.inputs.job_files.other_settings import known_kind, sorted_settings
-from unisono.planner.inputs.job_files.script_flags import ScriptFlags
-from unisono.planner.inputs.job_files.similar_job import SimilarJob
-from unisono.planner.inputs.model_presets import model_named
-from unisono.planner.inputs.transformer import Transformer
+from unisono.job_files.megatron_model import MODEL_FLAGS, OTHER_MODELS, MegatronModel
+from unisono.job_files.other_settings import known_kind, sorted_settings
+from unisono.job_files.script_flags import ScriptFlags
+from unisono.job_files.similar_job import SimilarJob
+from unisono.planner import Transformer, load_model
 
 _SHORT = {
     "tp": "tensor_model_parallel_size",
@@ -162,7 +161,7 @@ class _MegatronJob:
         if recipe is not None:
             name = recipe.split("_pretrain")[0].split("_sft")[0].split("_config")[0]
             try:
-                return model_named(name.replace("_", "-"))
+                return load_model(name.replace("_", "-"))
             except ValueError as error:
                 missing["--model"] = f"of the recipe {recipe}, {error}"
                 return None

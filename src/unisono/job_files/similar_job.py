@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from unisono.planner.inputs.layout import Layout
-from unisono.planner.inputs.transformer import Transformer
-from unisono.planner.inputs.workload import Workload
+from unisono.planner import Layout, Transformer, Workload
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from unisono.planner.inputs.job_files.arithmetic import flags_of_layers
-from unisono.planner.inputs.model_presets import model_named
-from unisono.planner.inputs.transformer import Transformer
+from unisono.job_files.arithmetic import flags_of_layers
+from unisono.planner import Transformer, load_model
 
 _SIZES = (
     *("num_layers", "hidden_size", "num_attention_heads", "num_query_groups", "kv_channels"),
@@ -110,7 +109,7 @@ class MegatronModel:
                 return kind, size
         model = self._values.get("tokenizer_model", "")
         try:
-            return model, model_named(model).vocab
+            return model, load_model(model).vocab
         except ValueError:
             return None
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
-
-from unisono.planner.data_files import data_text
 
 KINDS = ("assumed", "without effect", "unknown")
 """Settings that the planner expects to have their usual value, those that change neither times nor
-memory, and those that `data/job_settings.json` does not have."""
+memory, and those that `job_settings.json` does not have."""
+_PATH = Path(__file__).with_name("job_settings.json")
 
 
 @cache
 def _known() -> Mapping[str, Any]:
-    found: Mapping[str, Any] = json.loads(data_text("job_settings.json"))
+    found: Mapping[str, Any] = json.loads(_PATH.read_text(encoding="utf-8"))
     return found
 
 

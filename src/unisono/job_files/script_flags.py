@@ -6,8 +6,8 @@ import re
 import shlex
 from collections.abc import Container, Iterator
 
-from unisono.planner.inputs.job_files.arithmetic import value_of
-from unisono.planner.inputs.job_files.shell_conditions import Branches
+from unisono.job_files.arithmetic import value_of
+from unisono.job_files.shell_conditions import Branches
 
 _ASSIGNMENT = re.compile(r"(?:export |local |readonly )?([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _REFERENCE = re.compile(r"\$(?:\{(\w+)(?::?-([^{}]*))?\}|(\w+))")

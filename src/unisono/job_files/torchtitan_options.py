@@ -6,11 +6,9 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
-from unisono.planner.inputs.job_files.other_settings import known_kind, sorted_settings
-from unisono.planner.inputs.job_files.similar_job import SimilarJob
-from unisono.planner.inputs.model_presets import model_named
-from unisono.planner.inputs.transformer import Transformer
-from unisono.planner.inputs.whole_numbers import switch, whole_number
+from unisono.job_files.other_settings import known_kind, sorted_settings
+from unisono.job_files.similar_job import SimilarJob
+from unisono.planner import Transformer, load_model
 
 _AXES = {
     "tensor_parallel_degree": "tp",
@@ -109,7 +107,7 @@ class _TorchtitanJob:
         # As in "llama3" with "8B", and "qwen3" with "30B-A3B".
         stated = f"{str(name).replace('_', '')}-{str(flavor).lower()}"
         try:
-            return model_named(_OTHER_MODELS.get(stated, stated))
+            return load_model(_OTHER_MODELS.get(stated, stated))
         except ValueError as error:
             self._missing["--model"] = str(error)
             return None
@@ -119,7 +117,7 @@ class _TorchtitanJob:
         for name, axis in _AXES.items():
             value = self._get("parallelism", name, self._get("experimental", name))
             if value is not None:
-                found[axis] = whole_number(name, value)
+                found[axis] = _count(name, value)
         shards = self._get("parallelism", "data_parallel_shard_degree", -1)
         # fully_shard divides among dp_shard x cp; with neither, DistributedDataParallel sums.
         is_sharded = shards != 1 or found.get("cp", 1) > 1
@@ -150,7 +148,7 @@ class _TorchtitanJob:
 
     def _local_batch(self) -> int | None:
         value = self._get("training", "local_batch_size", self._get("training", "batch_size"))
-        return None if value is None else whole_number("local_batch_size", value)
+        return None if value is None else _count("local_batch_size", value)
 
     def _workload(self, layout: Mapping[str, Any]) -> dict[str, Any]:
         local = self._local_batch()
@@ -161,7 +159,7 @@ class _TorchtitanJob:
             ("global_batch", self._get("training", "global_batch_size")),
         ):
             if value is not None and value != -1:
-                found[field] = whole_number(field, value)
+                found[field] = _count(field, value)
         if layout.get("pp", 1) > 1 and "micro_batch" in found:
             found["micro_batch"] = self._get("parallelism", "pipeline_parallel_microbatch_size", 1)
         if "global_batch" not in found and local is None:
@@ -170,7 +168,7 @@ class _TorchtitanJob:
             self._notes.append("enable_cpu_offload is left out: all is on the device")
         found["recompute"] = self._get("activation_checkpoint", "mode", "selective")
         compiled = self._get("compile", "enable", self._get("training", "compile", False))
-        found["software"] = "torch-fsdp" if switch("compile", compiled) else "torch-eager"
+        found["software"] = "torch-fsdp" if compiled else "torch-eager"
         found["precision"] = self._precision()
         if layout.get("cp", 1) > 1:
             rotate = self._get("parallelism", "context_parallel_rotate_method", "allgather")
@@ -192,3 +190,9 @@ class _TorchtitanJob:
             for name in (options if isinstance(options, Mapping) else ())
             if name not in _READ.get(table, ())
         )
+
+
+def _count(name: str, value: Any) -> int:
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{name} must be a whole number, not {value!r}")
+    return value

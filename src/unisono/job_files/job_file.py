@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from unisono.planner.inputs.job_files.megatron_flags import read_megatron
-from unisono.planner.inputs.job_files.similar_job import SimilarJob
-from unisono.planner.inputs.job_files.torchtitan_options import read_torchtitan
+from unisono.job_files.megatron_flags import read_megatron
+from unisono.job_files.similar_job import SimilarJob
+from unisono.job_files.torchtitan_options import read_torchtitan
 from unisono.text_files import reading
 
 

@@ -1,1 +1,0 @@
-"""Reads the layout, workload and model of another framework's job file."""
