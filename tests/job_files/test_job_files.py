@@ -372,7 +372,8 @@ def test_the_command_predicts_the_job_and_better_layouts(
         planner.Workload(seq=8192, global_batch=256, micro_batch=1, recompute="selective"),
     )
     assert found["job"]["step_s"] == pytest.approx(step.step_s)
-    assert found["layouts"][0]["step_s"] <= step.step_s and len(found["layouts"]) == 3
+    assert len(found["layouts"]) == 3
+    assert found["layouts"][0]["step_s"] <= step.step_s or not step.fits
     code, output = plan("--like", "job.sh", "--cluster", "a100-40gb:8", "--json", "out.json")
     assert code == 0 and "what fits: " in output and "32 devices (" in output
     assert json.loads(Path("out.json").read_text())["layouts"] == []

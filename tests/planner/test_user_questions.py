@@ -94,7 +94,8 @@ def test_4_which_batch() -> None:
 def test_5_what_does_the_network_change() -> None:
     """J. Zhang, "InfiniBand vs Ethernet for Multi-Node LLM Fine-Tuning": Qwen2.5 7B with FSDP on
     two hosts of 8 H100 reaches about 131,000 tokens a second with 8 x 400 Gbit/s of InfiniBand,
-    and is 26 to 28 times slower with TCP over one link of 40 to 50 Gbit/s. The batch is our guess.
+    and is 26 to 28 times slower with TCP over one link of 40 to 50 Gbit/s. The batch is our guess,
+    and so are the bytes in which gradients are summed, so the test is wide.
     """
     job = Workload(seq=2048, global_batch=16, micro_batch=1, recompute="full")
     steps = [
@@ -107,7 +108,7 @@ def test_5_what_does_the_network_change() -> None:
         for rate in (50e9, 45e9 / 8 / 8)
     ]
     ratio = steps[0].tokens_per_s / steps[1].tokens_per_s
-    assert 22 < ratio < 34
+    assert 27 / 1.5 < ratio < 27 * 1.5
 
 
 def test_6_fsdp_or_tensor_parallelism() -> None:
