@@ -9,11 +9,11 @@ import torch
 
 from unisono.controller import Controller
 from unisono.parallel.compression.error_feedback_exchange import GatheredExchange
-from unisono.parallel.compression.int8_codec import Int8, Int8Codec
+from unisono.parallel.compression.int8_codec import Int8
 from unisono.parallel.compression.narrow_float_exchange import Bf16, Fp16, NarrowFloatExchange
 from unisono.parallel.compression.power_sgd import PowerSGD, PowerSGDExchange
-from unisono.parallel.compression.top_k_codec import TopK, TopKCodec
-from unisono.parallel.data_parallelism.gradient_exchange import DenseExchange, GradientExchange
+from unisono.parallel.compression.top_k_codec import TopK
+from unisono.parallel.data_parallelism.gradient_exchange import GradientExchange
 
 Compression = Fp16 | Bf16 | PowerSGD | Int8 | TopK
 
@@ -39,19 +39,15 @@ def make_exchange(
     """
     match compression:
         case None:
-            return DenseExchange(controller, prefix)
+            return GradientExchange(controller, prefix)
         case Fp16():
             return NarrowFloatExchange(controller, prefix, torch.float16)
         case Bf16():
             return NarrowFloatExchange(controller, prefix, torch.bfloat16)
         case PowerSGD():
             return PowerSGDExchange(controller, prefix, compression)
-        case Int8(values_per_scale=count, error_feedback=feedback):
-            codec = Int8Codec(count)
-            return GatheredExchange(controller, prefix, codec, error_feedback=feedback)
-        case TopK(fraction=fraction, error_feedback=feedback):
-            kept = TopKCodec(fraction)
-            return GatheredExchange(controller, prefix, kept, error_feedback=feedback)
+        case Int8() | TopK():
+            return GatheredExchange(controller, prefix, compression)
 
 
 class CompressionState:

@@ -6,12 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from unisono.controller import Controller, Handle
-from unisono.parallel.data_parallelism.gradient_exchange import (
-    DenseExchange,
-    GradientExchange,
-    PendingAverage,
-)
+from unisono.controller import Controller
+from unisono.parallel.data_parallelism.gradient_exchange import GradientExchange, Rounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,27 +36,18 @@ class NarrowFloatExchange(GradientExchange):
     uncompressed."""
 
     def __init__(self, controller: Controller, prefix: str, dtype: torch.dtype) -> None:
-        self._controller = controller
-        self._prefix = prefix
+        super().__init__(controller, prefix)
         self._dtype = dtype
-        self._dense = DenseExchange(controller, prefix)
 
-    def begin(self, name: str, grad: torch.Tensor) -> PendingAverage:
-        """Submits the gradient divided by the number of ranks, in the narrow type."""
+    def rounds(self, name: str, grad: torch.Tensor) -> Rounds:
+        """Sums the gradients, divided by the number of ranks, in the narrow type."""
         if not grad.is_floating_point() or grad.dtype.itemsize <= self._dtype.itemsize:
-            return self._dense.begin(name, grad)
+            return (yield from super().rounds(name, grad))
+        dtype = grad.dtype
         message = part_of_average(grad.detach(), self._controller.size, self._dtype)
         handle = self._controller.all_reduce(self._prefix + name, message, "sum")
-        return _NarrowAverage(handle, grad.dtype)
-
-
-class _NarrowAverage(PendingAverage):
-    def __init__(self, handle: Handle, dtype: torch.dtype) -> None:
-        self._handle = handle
-        self._dtype = dtype
-
-    def finish(self, *, used: bool) -> torch.Tensor:
-        average: torch.Tensor = self._handle.wait().to(self._dtype)
+        yield None
+        average: torch.Tensor = handle.wait().to(dtype)
         return average
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from unisono.controller import Controller
-from unisono.parallel.data_parallelism.gradient_exchange import DenseExchange, average_all
+from unisono.parallel.data_parallelism.gradient_exchange import GradientExchange, average_all
 from unisono.parallel.rank_context import ContextOptions, RankContext
 
 
@@ -48,7 +48,7 @@ class PeriodicOptimizer(ABC):
             options.get("tune_fusion"),
         )
         self._context.broadcast([*model.parameters(), *self._buffers.values()])
-        self._dense = DenseExchange(self._context.controller, self._prefix)
+        self._dense = GradientExchange(self._context.controller, self._prefix)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["optimizer"], name)

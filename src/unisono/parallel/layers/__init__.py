@@ -6,7 +6,7 @@ layers in any `nn.Sequential`.
 
 from unisono.parallel.layers.attention import SelfAttention
 from unisono.parallel.layers.cross_entropy import IGNORED, CrossEntropy
-from unisono.parallel.layers.expert_exchange import ExpertExchange, move_rows
+from unisono.parallel.layers.expert_exchange import ExpertExchange
 from unisono.parallel.layers.feature_norm import FeatureNorm
 from unisono.parallel.layers.feed_forward import FeedForward
 from unisono.parallel.layers.layout_dropout import BatchPlace, LayoutDropout
@@ -51,7 +51,6 @@ __all__ = [
     "has_forward_of",
     "is_elementwise",
     "is_per_position",
-    "move_rows",
     "pair_linears",
     "size_on_rank",
     "undivided_linear",

@@ -21,7 +21,6 @@ from torch import distributed as dist
 
 from unisono.division import part_of
 from unisono.parallel.divisible.exchanges import Group
-from unisono.parallel.layers.autocast_inputs import autocast_input
 
 
 def summa(
@@ -35,11 +34,18 @@ def summa(
     inputs of part i). Result: (..., outputs of part j). `row` and `column` are the groups of this
     rank's row and column, in order. Under autocast, the factors are converted first.
     """
-    x, weight = autocast_input(x), autocast_input(weight)
+    x, weight = _autocast(x), _autocast(weight)
     x_only, weight_only = x.detach(), weight.detach()
     by_x = _applied(_InputGradient, x, weight_only, row, column, width)
     by_weight = _applied(_WeightGradient, weight, x_only, row, column, width)
     return _applied(_Product, x_only, weight_only, by_x, by_weight, row, column, width)
+
+
+def _autocast(x: torch.Tensor) -> torch.Tensor:
+    """Returns x in the type in which autocast multiplies matrices; x itself without autocast."""
+    if not torch.is_autocast_enabled("cpu") or x.dtype == torch.float64:
+        return x
+    return x.to(torch.get_autocast_dtype("cpu"))
 
 
 def _applied(node: type[torch.autograd.Function], *arguments: Any) -> torch.Tensor:

@@ -13,8 +13,7 @@ import torch
 from torch import distributed as dist
 from torch.nn import functional
 
-from unisono.parallel.divisible.exchanges import sum_to_parts
-from unisono.parallel.layers import move_rows
+from unisono.parallel.divisible.exchanges import move_rows, sum_to_parts
 from unisono.parallel.recommendation.bag_exchange import (
     ArrivedBags,
     Bags,
