@@ -19,8 +19,8 @@ from ranks import Threads  # noqa: E402
 from unisono import Communicator  # noqa: E402
 from unisono.controller import Controller  # noqa: E402
 from unisono.parallel import Bf16, Fp16, Int8, PowerSGD, TopK, data_parallel  # noqa: E402
-from unisono.parallel.compression.compression import make_exchange  # noqa: E402
 from unisono.parallel.compression.narrow_float_exchange import part_of_average  # noqa: E402
+from unisono.parallel.data_parallelism.compression_state import make_exchange  # noqa: E402
 from unisono.parallel.data_parallelism.gradient_exchange import average_all  # noqa: E402
 
 pytestmark = pytest.mark.torch

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from abc import abstractmethod
 
 import torch
 
 from unisono.controller import Controller
+from unisono.parallel.data_parallelism.compression_state import Compression
 from unisono.parallel.data_parallelism.gradient_exchange import (
     GradientExchange,
     Rounds,
@@ -16,19 +17,26 @@ from unisono.parallel.data_parallelism.gradient_exchange import (
 _ERROR = "error"
 
 
-class GradientCodec(Protocol):
+class GradientCodec(Compression):
     """A lossy code for vectors of floats. Vectors of equal length have messages of equal size."""
 
-    @property
-    def error_feedback(self) -> bool:
-        """True if what a message lacks is added to the next gradient."""
+    __slots__ = ()
+    error_feedback: bool
+    """True if what a message lacks is added to the next gradient."""
 
+    def exchange(self, controller: Controller, prefix: str) -> GradientExchange:
+        """Returns an exchange that gathers messages."""
+        return GatheredExchange(controller, prefix, self)
+
+    @abstractmethod
     def message_bytes(self, count: int, itemsize: int) -> int:
         """Returns the size of the message for `count` values of `itemsize` bytes each."""
 
+    @abstractmethod
     def encode(self, values: torch.Tensor) -> torch.Tensor:
         """Returns the message (uint8) for a contiguous vector of at least one value."""
 
+    @abstractmethod
     def add_decoded(self, message: torch.Tensor, total: torch.Tensor) -> None:
         """Adds the decoded message to `total`, which has the type of the encoded vector."""
 

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import pad
 
+from unisono.parallel.compression.error_feedback_exchange import GradientCodec
+
 _SCALE_BYTES = 4
 _LARGEST = 127
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Int8:
+class Int8(GradientCodec):
     """Sends gradients as 8-bit integers: about a quarter of float32's bytes.
 
     Every rank gathers all messages. With fewer than 8 ranks these have fewer bytes than an

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 import torch
 
 from unisono.controller import Controller
+from unisono.parallel.data_parallelism.compression_state import Compression
 from unisono.parallel.data_parallelism.gradient_exchange import GradientExchange, Rounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fp16:
+class Fp16(Compression):
     """Sends gradients as float16: 11 significant bits, magnitudes from 6e-8 to 65,504.
 
     Each rank divides by the number of ranks before it casts. So the sum is finite if every
@@ -21,14 +22,22 @@ class Fp16:
     Fp16()
     """
 
+    def exchange(self, controller: Controller, prefix: str) -> GradientExchange:
+        """Returns an exchange in float16."""
+        return NarrowFloatExchange(controller, prefix, torch.float16)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bf16:
+class Bf16(Compression):
     """Sends gradients as bfloat16: 8 significant bits, the range of float32.
 
     >>> Bf16()
     Bf16()
     """
+
+    def exchange(self, controller: Controller, prefix: str) -> GradientExchange:
+        """Returns an exchange in bfloat16."""
+        return NarrowFloatExchange(controller, prefix, torch.bfloat16)
 
 
 class NarrowFloatExchange(GradientExchange):

@@ -13,6 +13,7 @@ import torch
 
 from unisono.controller import Controller
 from unisono.parallel.compression.error_feedback_exchange import all_finite, working_dtype
+from unisono.parallel.data_parallelism.compression_state import Compression
 from unisono.parallel.data_parallelism.gradient_exchange import (
     GradientExchange,
     Rounds,
@@ -23,7 +24,7 @@ _ERROR, _Q, _PASSES = "error", "q", "passes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PowerSGD:
+class PowerSGD(Compression):
     """Sends each gradient, as an n x m matrix, as P (n x rank) and Q (m x rank).
 
     The first dimension of a parameter gives n, the others m. Both matrices can be summed, so the
@@ -54,6 +55,10 @@ class PowerSGD:
             raise ValueError(f"min_compression: expected above 0, got {self.min_compression}")
         if self.dense_passes < 0:
             raise ValueError(f"dense_passes: expected 0 or more passes, got {self.dense_passes}")
+
+    def exchange(self, controller: Controller, prefix: str) -> GradientExchange:
+        """Returns an exchange of two thin matrices for each gradient."""
+        return PowerSGDExchange(controller, prefix, self)
 
 
 class PowerSGDExchange(GradientExchange):

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from unisono.parallel.compression.error_feedback_exchange import GradientCodec
+
 _INDEX = torch.int32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TopK:
+class TopK(GradientCodec):
     """Sends the largest values of each gradient, with their indices.
 
     Every rank gathers all messages. With float32 gradients and fewer than 1 / `fraction` ranks,

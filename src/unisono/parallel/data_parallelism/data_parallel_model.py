@@ -11,7 +11,7 @@ from torch import nn
 
 from unisono.communicator import Communicator
 from unisono.controller import Controller
-from unisono.parallel.compression.compression import (
+from unisono.parallel.data_parallelism.compression_state import (
     STATE_KEY,
     Compression,
     CompressionState,

@@ -1,4 +1,4 @@
-"""The exchange that averages gradients; its subclasses compress them."""
+"""The exchanges that average gradients: dense ones, and sparse ones."""
 
 from __future__ import annotations
 
@@ -80,6 +80,32 @@ class GradientExchange:
 
     def load_state(self, state: TensorState) -> None:
         """Replaces the state by one that `state` returned on this rank."""
+
+
+class SparseExchange(GradientExchange):
+    """Averages sparse gradients, whose numbers of rows may differ between ranks."""
+
+    def rounds(self, name: str, grad: torch.Tensor) -> Rounds:
+        """Gathers the nonzero rows of the gradients. Converts a dense gradient to a sparse one."""
+        sparse = (grad.detach() if grad.is_sparse else grad.detach().to_sparse(1)).coalesce()
+        gather, name, shape = self._controller.all_gather, self._prefix + name, tuple(grad.shape)
+        indices = gather(f"{name}.indices", sparse.indices().t().contiguous())
+        values = gather(f"{name}.values", sparse.values())
+        yield None
+        total = torch.sparse_coo_tensor(
+            indices.wait().t(), values.wait(), shape, check_invariants=False
+        )
+        return total.coalesce() / self._controller.size
+
+
+def sparse_zero(parameter: torch.Tensor) -> torch.Tensor:
+    """Returns a sparse gradient with no rows, in the shape of a parameter."""
+    return torch.sparse_coo_tensor(
+        torch.empty((1, 0), dtype=torch.int64),
+        parameter.new_empty((0, *parameter.shape[1:])),
+        tuple(parameter.shape),
+        check_invariants=False,
+    )
 
 
 def average_all(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from unisono.division import part_of
-from unisono.parallel.context import zigzag_part
+from unisono.parallel.context.zigzag import zigzag_part
 from unisono.parallel.training_mesh import TrainingMesh
 
 
