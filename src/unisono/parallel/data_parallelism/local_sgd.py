@@ -13,10 +13,11 @@ from torch import nn
 
 from unisono.controller import Controller
 from unisono.parallel.data_parallelism.gradient_exchange import GradientExchange, average_all
+from unisono.parallel.data_parallelism.wrapped_optimizer import WrappedOptimizer
 from unisono.parallel.rank_context import ContextOptions, RankContext
 
 
-class PeriodicOptimizer(ABC):
+class PeriodicOptimizer(WrappedOptimizer, ABC):
     """Wraps a torch optimizer, and calls `synchronize` after every `every` steps.
 
     Attributes that are not listed here are those of the wrapped optimizer. Its state stays on its
@@ -53,9 +54,6 @@ class PeriodicOptimizer(ABC):
         self._context.broadcast([*model.parameters(), *self._buffers.values()])
         self._dense = GradientExchange(self._context.controller, self._prefix)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["optimizer"], name)
-
     @abstractmethod
     def synchronize(self) -> None:
         """Makes the model equal on all ranks. Collective."""
@@ -70,10 +68,6 @@ class PeriodicOptimizer(ABC):
         if self._is_due():
             self.synchronize()
         return result
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clears the gradients."""
-        self.optimizer.zero_grad(set_to_none)
 
     @property
     def controller(self) -> Controller:

@@ -12,7 +12,7 @@ activation recomputation in large transformer models", 2022 (the exchanges along
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import distributed as dist
@@ -44,6 +44,25 @@ class _Exchange(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         function, *arguments = ctx.back
         return function(gradients[0], ctx.group, *arguments), None, None, None, None
+
+
+class TensorSize(NamedTuple):
+    """The size of a tensor on this rank."""
+
+    elements: int
+    item_bytes: int
+    """Bytes of an element."""
+
+
+def size_on_rank(x: torch.Tensor, is_sent: bool = True) -> TensorSize:
+    """Returns the size of a tensor that a rank sends; no elements if it is not sent.
+
+    It is a function of torch, so a mode that reports the shapes of whole sequences leaves it out.
+    """
+    if has_torch_function((x,)):
+        found: TensorSize = handle_torch_function(size_on_rank, (x,), x, is_sent)
+        return found
+    return TensorSize(x.numel() * is_sent, x.element_size())
 
 
 def exchange_of(node: object) -> str | None:

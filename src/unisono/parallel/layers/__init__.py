@@ -21,7 +21,6 @@ from unisono.parallel.layers.per_position import (
     is_elementwise,
     is_per_position,
 )
-from unisono.parallel.layers.tensor_size import TensorSize, size_on_rank
 from unisono.parallel.layers.transformer_model import (
     DecoderLayer,
     LogitHead,
@@ -44,7 +43,6 @@ __all__ = [
     "LogitHead",
     "MixtureOfExperts",
     "SelfAttention",
-    "TensorSize",
     "TokenEmbedding",
     "TransformerModel",
     "draw_weights",
@@ -52,6 +50,5 @@ __all__ = [
     "is_elementwise",
     "is_per_position",
     "pair_linears",
-    "size_on_rank",
     "undivided_linear",
 ]

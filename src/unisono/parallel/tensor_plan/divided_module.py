@@ -8,10 +8,16 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from unisono.parallel.divisible.exchanges import copy_to_all, gather_copies, keep_part, sum_of_all
+from unisono.parallel.divisible.exchanges import (
+    TensorSize,
+    copy_to_all,
+    gather_copies,
+    keep_part,
+    size_on_rank,
+    sum_of_all,
+)
 from unisono.parallel.divisible.interfaces import MicrobatchPart, attach
 from unisono.parallel.divisible.parameter_block import block_of, keep_spans, sum_over_tp
-from unisono.parallel.layers import TensorSize, size_on_rank
 from unisono.parallel.tensor_plan.linear_sizes import (
     bias_of,
     inputs_of,
