@@ -82,7 +82,7 @@ def save_blocks(
 
 def write_blocks(
     blocks: Sequence[TensorBlock],
-    group: dist.ProcessGroup | None,
+    group: dist.ProcessGroup | None = None,
     *,
     values: Mapping[str, bytes] | None = None,
     **where: Any,
@@ -127,7 +127,6 @@ class BlockCheckpoint:
     """The values that `save_blocks` received as `extra`."""
     value_names: frozenset[str] = frozenset()
     """The names of the values that `save_blocks` received as `values`."""
-    group: dist.ProcessGroup | None = None
 
     def problems(self, blocks: Sequence[TensorBlock], *, converts: bool = False) -> list[str]:
         """Returns the differences between blocks and the tensors of the checkpoint, one each.
@@ -142,26 +141,26 @@ class BlockCheckpoint:
 
         The error names the first problems.
         """
-        require_fit(self.path, problems, self.group)
+        require_fit(self.path, problems)
 
     def load(self, blocks: Sequence[TensorBlock]) -> None:
         """Fills blocks, which must fit. Collective."""
         held = _held(blocks)
-        _load(self.path, held, _LoadPlanner(held), self.group)
+        _load(self.path, held, _LoadPlanner(held))
 
     def values(self, names: Sequence[str]) -> dict[str, Any]:
         """Returns values that `save_blocks` received. Collective; ranks may pass other names."""
         planner = _ValuePlanner(names)
-        _load(self.path, names, planner, self.group)
+        _load(self.path, names, planner)
         return planner.found
 
 
-def open_checkpoint(folder: Path, *, group: dist.ProcessGroup | None = None) -> BlockCheckpoint:
+def open_checkpoint(folder: Path) -> BlockCheckpoint:
     """Returns the newest checkpoint of a folder. Collective.
 
     Raises `ValueError` on all ranks unless each rank finds the same complete checkpoint.
     """
-    path, metadata, extra = newest_checkpoint(folder, group)
+    path, metadata, extra = newest_checkpoint(folder)
     saved = metadata.state_dict_metadata
     return BlockCheckpoint(
         path=path,
@@ -172,7 +171,6 @@ def open_checkpoint(folder: Path, *, group: dist.ProcessGroup | None = None) -> 
             name for name, each in saved.items() if isinstance(each, BytesStorageMetadata)
         ),
         extra=extra,
-        group=group,
     )
 
 
@@ -180,7 +178,7 @@ def _load(
     path: Path,
     names: Iterable[str],
     planner: DefaultLoadPlanner,
-    group: dist.ProcessGroup | None,
+    group: dist.ProcessGroup | None = None,
 ) -> None:
     """Reads what a planner asks for. Raises `OSError` on all ranks if one cannot read."""
     with _alone_is_meant(), _in_one_line("read"):

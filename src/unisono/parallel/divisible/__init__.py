@@ -9,6 +9,7 @@ example.
 from typing import TYPE_CHECKING
 
 from unisono.lazy_names import lazy_names
+from unisono.parallel.context.zigzag import own_positions
 from unisono.parallel.divisible.exchanges import (
     copy_to_all,
     gather_copies,
@@ -19,7 +20,6 @@ from unisono.parallel.divisible.exchanges import (
 )
 from unisono.parallel.divisible.interfaces import Divisible, Exchanging, MicrobatchPart
 from unisono.parallel.divisible.parameter_block import cut, sum_over_tp
-from unisono.parallel.divisible.rank_positions import own_positions
 
 if TYPE_CHECKING:
     from unisono.parallel.context import ContextAttention

@@ -9,9 +9,9 @@ from torch import nn
 
 from unisono.division import nearest_divisor
 from unisono.parallel.context import ContextAttention
+from unisono.parallel.context.zigzag import own_positions
 from unisono.parallel.divisible.interfaces import ALL_ACTIVATIONS, MicrobatchPart
 from unisono.parallel.divisible.parameter_block import cut
-from unisono.parallel.divisible.rank_positions import own_positions
 from unisono.parallel.layers.tensor_parallel import tensor_parallel
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import Layout, Transformer, require_heads

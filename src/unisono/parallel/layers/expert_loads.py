@@ -17,8 +17,8 @@ from torch import distributed as dist
 from torch.nn import functional
 
 from unisono.parallel.context import all_gather, in_natural_order
+from unisono.parallel.context.zigzag import own_positions
 from unisono.parallel.divisible.exchanges import Group, gather_copies
-from unisono.parallel.divisible.rank_positions import own_positions
 from unisono.parallel.training_mesh import TrainingMesh
 
 
