@@ -4,7 +4,7 @@ Covers: `unisono.run`, `parallelize`, `ParallelRun.save` and `load`, `PeerLostEr
 ranks train a transformer, with tensor and pipeline parallelism. One rank kills itself in the middle
 of the training. The job starts again from the last checkpoint on two ranks, which divide the
 samples and the optimizer's states. The losses are those of one process without a failure.
-`elastic_training.py` trains by the same functions under torchrun.
+`elastic_training.py` trains by the same functions, with elastic ranks.
 
     python examples/restart_in_another_layout.py
 """

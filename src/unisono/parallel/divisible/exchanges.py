@@ -40,10 +40,20 @@ class _Exchange(torch.autograd.Function):
         return function(x, group, *arguments)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        function, *arguments = ctx.back
-        return function(gradients[0], ctx.group, *arguments), None, None, None, None
+        # torch's check costs microseconds, which passes without a graph of their own do not need
+        back = _checked_back if torch.is_grad_enabled() else _back
+        return back(ctx, gradients[0]), None, None, None, None
+
+
+def _back(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+    function, *arguments = ctx.back
+    found: torch.Tensor = function(gradient, ctx.group, *arguments)
+    return found
+
+
+_checked_back = once_differentiable(_back)
+"""Refuses a derivative of the backward pass."""
 
 
 class TensorSize(NamedTuple):
@@ -113,7 +123,7 @@ def sum_of_all(x: torch.Tensor, group: Group) -> torch.Tensor:
     >>> unisono.run(sums, ranks=2)[0]
     ([3.0, 3.0], [3.0, 3.0])
     """
-    return _exchanged(sum_of_all, x, group, (_summed,), (_same,))
+    return _exchanged(sum_of_all, x, group, (_summed,), (_unchanged,))
 
 
 def gather_parts(x: torch.Tensor, group: Group, *, dim: int, length: int) -> torch.Tensor:
@@ -212,6 +222,10 @@ def _same(x: torch.Tensor, _: dist.ProcessGroup) -> torch.Tensor:
     return x.view_as(x)
 
 
+def _unchanged(gradient: torch.Tensor, _: dist.ProcessGroup) -> torch.Tensor:
+    return gradient
+
+
 def _summed(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     whole = x.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(whole, group=group)
@@ -227,10 +241,11 @@ def _gathered(x: torch.Tensor, group: dist.ProcessGroup, dim: int, length: int) 
     """Returns all parts joined along `dim`. Pads parts, since all_gather needs equal sizes."""
     ranks = dist.get_world_size(group)
     longest = -(-length // ranks)
-    part = _padded(x.movedim(dim, 0), longest)
+    part = _padded(x.movedim(dim, 0) if dim else x, longest)
     whole = part.new_empty(ranks * longest, *part.shape[1:])
     all_gather_single(whole, part, group=group)
-    return whole[:length].movedim(0, dim)
+    whole = whole if len(whole) == length else whole[:length]
+    return whole.movedim(0, dim) if dim else whole
 
 
 def _scattered_sum(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
