@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 try:
+    from unisono import _native
     from unisono._native import (
         ANY_SOURCE,
         ANY_TAG,
@@ -53,6 +56,12 @@ except ImportError as error:
         "install with `pip install .`, or run `make` in a checkout"
     ) from error
 
+
+def library_folder() -> str:
+    """Returns the folder of the core's libraries."""
+    return str(Path(_native.__file__).parent)
+
+
 __all__ = [
     "ANY_SOURCE",
     "ANY_TAG",
@@ -83,6 +92,7 @@ __all__ = [
     "in_progress_thread",
     "isa",
     "last_level_cache_bytes",
+    "library_folder",
     "load_openssl",
     "meshed_cores",
     "narrow",
