@@ -125,8 +125,8 @@ def _rows(stages: int, pass_s: float, steps: int, schedules: Sequence[str]) -> I
             continue
         layout = Layout(pp=stages, vpp=chunks, schedule=schedule)
         for microbatches in (stages, 2 * stages, 4 * stages):
-            if schedule == "dualpipev" and microbatches < 2 * stages:
-                continue  # torch's schedule needs at least two microbatches per rank
+            if microbatches < layout.rules.least_rounds * stages:
+                continue
             run = sleeping_run(layout, microbatches, factor * pass_s)
             measured = _bubbles(run, microbatches, steps)
             yield Row(

@@ -21,8 +21,7 @@ from left_out_errors import LeftOutSource, left_out_sources, source_errors
 from own_run_errors import own_run_errors
 from published_runs import grouped, predict_run, published_runs, thinned
 
-from unisono.planner import CalibratedConstants
-from unisono.planner.constants.calibrated_constants import constants_from
+from unisono.planner.constants.calibrated_constants import CalibratedConstants, constants_from
 
 ROOT = Path(__file__).parents[1]
 CONSTANTS = ROOT / "src" / "unisono" / "planner" / "data" / "constants.json"

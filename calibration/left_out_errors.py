@@ -11,7 +11,8 @@ from error_parts import SourceErrors, fit_parts
 from layout_ranking import ranking
 from published_runs import PublishedRun, grouped, predict_run
 
-from unisono.planner import CalibratedConstants, Prediction
+from unisono.planner import Prediction
+from unisono.planner.constants.calibrated_constants import CalibratedConstants
 
 _LARGEST = 20
 """Largest number of runs of a source that count in the fit of the intervals."""

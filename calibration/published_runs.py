@@ -11,16 +11,9 @@ from typing import Any, TypeVar
 
 from published_choices import published_choices
 
-from unisono.planner import (
-    CalibratedConstants,
-    Cluster,
-    Layout,
-    MeasuredRun,
-    Prediction,
-    Transformer,
-    Workload,
-    predict,
-)
+from unisono.planner import Cluster, Layout, Prediction, Transformer, Workload, predict
+from unisono.planner.constants.calibrated_constants import CalibratedConstants
+from unisono.planner.own_measurements.measured_runs import MeasuredRun
 
 TABLE = Path(__file__).with_name("published_runs.csv")
 _NETWORK_BPS = {"vTrain multi": 12.5e9}

@@ -10,7 +10,7 @@ from importlinter import Contract, ContractCheck, output
 
 class FacadeContract(Contract):
     """A rule that other folders import only from a folder's `__init__.py`, whose `__all__` lists
-    the public names.
+    the public names, among them those of subfolders with a public `__init__.py`.
     """
 
     type_name = "facades"
@@ -37,7 +37,10 @@ def _reaches_inside(found: DetailedImport) -> bool:
     if imported[0] != "unisono" or len(imported) < 3 or importer[:2] == imported[:2]:
         return False
     folder = ".".join(imported[:2])
+    if imported[2] not in importlib.import_module(folder).__all__:
+        return True
     # A public name of a folder may equal the name of one of its files. `from FOLDER import NAME`
     # then imports the public name, which is permitted.
-    by_name = found["line_contents"].startswith(f"from {folder} import")
-    return not by_name or imported[2] not in importlib.import_module(folder).__all__
+    public = importlib.import_module(".".join(imported[:3]))
+    is_folder = hasattr(public, "__path__") and len(imported) == 3
+    return not is_folder and not found["line_contents"].startswith(f"from {folder} import")

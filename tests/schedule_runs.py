@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from unisono.planner import StageTask, run_tasks, stage_tasks
+from unisono.pipeline import StageTask, run_tasks, stage_tasks
 
 
 @dataclass(frozen=True, kw_only=True)

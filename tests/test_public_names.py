@@ -47,7 +47,10 @@ def test_every_error_is_public_and_in_the_tree() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["communicator", "algorithms", "schedule", "topology"],
+    [
+        *("communicator", "algorithms", "schedule", "topology", "pipeline", "planner"),
+        "planner.recommendation",
+    ],
 )
 def test_every_exported_name_exists(module: str) -> None:
     package: Any = __import__(f"unisono.{module}", fromlist=["*"])

@@ -12,7 +12,7 @@ from unisono.extras import with_cure
 
 def lazy_names(package: str, names: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
     """Returns the `__getattr__` of a package (PEP 562). `names` lists the lazy names of each
-    module.
+    module; those of `package` itself are its submodules.
 
     The package also imports the names under `TYPE_CHECKING`, for type checkers.
 
@@ -25,8 +25,12 @@ def lazy_names(package: str, names: Mapping[str, Sequence[str]]) -> Callable[[st
     def get(name: str) -> Any:
         if name not in module_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        module = module_of[name]
         try:
-            value = getattr(importlib.import_module(module_of[name]), name)
+            if module == package:
+                value: Any = importlib.import_module(f"{package}.{name}")
+            else:
+                value = getattr(importlib.import_module(module), name)
         except ModuleNotFoundError as error:
             raise with_cure(error, f"{package}.{name}") from None
         setattr(sys.modules[package], name, value)

@@ -12,7 +12,7 @@ from error_tables import errors_markdown
 from left_out_errors import left_out_sources
 from published_runs import published_runs, thinned
 
-from unisono import planner
+from unisono.planner.constants.calibrated_constants import constants_document
 
 
 def test_the_page_has_a_line_for_each_source() -> None:
@@ -20,7 +20,7 @@ def test_the_page_has_a_line_for_each_source() -> None:
     sources = list(dict.fromkeys(run.source for run in published_runs()))
     assert all(f"\n| {source} | " in page for source in sources)
     assert f"mean of the {len(sources)} sources | {len(published_runs())} |" in page
-    for name, entry in planner.constants_document()["constants"].items():
+    for name, entry in constants_document()["constants"].items():
         if entry.get("width"):
             assert f"\n| {name} | {entry['value']:.3g} |" in page, name
 
@@ -29,7 +29,7 @@ def test_tables_are_replaced(tmp_path: Path) -> None:
     """Tests three sources, each of which is predicted without it."""
     names = ("arXiv 2205.05198 table 5", "arXiv 2104.04473 table 1", "MT-NLG 530B")
     runs = [run for run in published_runs() if run.source in names]
-    found = ConstantFit(runs, planner.constants_document())
+    found = ConstantFit(runs, constants_document())
     sources = left_out_sources(found, runs)
     assert [each.name for each in sources] == list(dict.fromkeys(run.source for run in runs))
     for each in sources:
@@ -51,10 +51,10 @@ def test_tables_are_replaced(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_shipped_constants_are_those_of_the_fit() -> None:
     runs = published_runs()
-    found = ConstantFit(thinned(runs, fit.LARGEST), planner.constants_document())
+    found = ConstantFit(thinned(runs, fit.LARGEST), constants_document())
     for name, value in found.values().items():
         if not name.startswith("sigma/"):
-            shipped = planner.constants_document()["constants"][name]["value"]
+            shipped = constants_document()["constants"][name]["value"]
             assert value == pytest.approx(shipped, rel=0.02), name
     sources = left_out_sources(found, runs)
     assert np.mean([each.error for each in sources]) < 0.125

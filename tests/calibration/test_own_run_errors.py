@@ -11,8 +11,9 @@ from own_run_errors import OwnRunErrors, own_run_errors
 from published_runs import PublishedRun, grouped, predict_run, published_runs, thinned
 
 from unisono import planner
+from unisono.planner.constants.calibrated_constants import default_constants
 
-SHIPPED = planner.default_constants()
+SHIPPED = default_constants()
 
 
 def source_of(runs: list[PublishedRun]) -> LeftOutSource:

@@ -9,6 +9,7 @@ import pytest
 from published_runs import TABLE, grouped, predict_run, published_runs, thinned
 
 from unisono import planner
+from unisono.planner.constants.calibrated_constants import default_constants
 
 
 def test_each_source_has_a_line() -> None:
@@ -93,7 +94,7 @@ def test_the_reserve_is_the_best_for_the_published_memory() -> None:
         for run in published_runs()
         if run.table_source.startswith("torchtitan ") and run.memory_bytes and run.job.recompute
     ]
-    constants = planner.default_constants()
+    constants = default_constants()
 
     def cost(ratio: float) -> float:
         changed = constants.changed(fragmentation=ratio)

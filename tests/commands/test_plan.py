@@ -208,6 +208,7 @@ def test_cost_checkpoints_and_sensitivity() -> None:
         ((*GPT, "--scaling", "--objective", "cost"), "leave --scaling out"),
         ((*GPT, "--layout", "dp=16", "--keep", "3"), "leave --layout out"),
         ((*GPT, "--pareto", "--scaling"), "state one of them"),
+        ((*GPT, "--layout", "tp=16,tensor=2d"), "tensor = 2d is not predicted"),
         (("--calibrate", "a.txt", "--seq", "8"), "--calibrate does not go with --seq"),
     ],
 )
@@ -249,17 +250,3 @@ def test_refusals_of_recommendation_models(arguments: tuple[str, ...], text: str
     code, output = plan(*arguments)
     assert code == 2
     assert text in " ".join(output.replace("│", " ").split())
-
-
-def test_kinds_of_tensor_parallelism() -> None:
-    machine = ("--model", "gpt3-7.5b", "--cluster", "a100:8", "--batch", "32", "--micro-batch", "4")
-    code, _ = plan(*machine, "--tensor", "1d,2d,3d", "--keep", "9999", "--json", "all.json")
-    layouts = json.loads(Path("all.json").read_text())["layouts"]
-    assert code == 0 and {each["layout"]["tensor"] for each in layouts} == {"1d", "2d", "3d"}
-    code, output = plan(*GPT, "--layout", "dp=4,tp=4,tensor=2d,zero=1", "--explain")
-    assert code == 0 and "on a grid of 1 x 2 x 2" in output
-    code, output = plan(*GPT, "--tensor", "4d")
-    assert code == 2 and "not '4d'" in output
-    code, output = plan(*GPT, "--tensor", "2d", "--layout", "dp=16")
-    text = " ".join(output.replace("│", " ").split())
-    assert code == 2 and "write tensor=2d in --layout" in text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace
 
@@ -12,23 +11,13 @@ pytest.importorskip("torch")
 
 from torch import nn
 
-from unisono.parallel import TransformerModel
 from unisono.parallel.divisible.interfaces import MicrobatchPart, exchanging
 from unisono.parallel.layers import FeatureNorm, FeedForward, SelfAttention
 from unisono.parallel.layers.tensor_2d import Tensor2D
 from unisono.parallel.layers.tensor_3d import Tensor3D
 from unisono.parallel.rank_grid import RankGrid
-from unisono.planner import (
-    Cluster,
-    Layout,
-    TensorGrid,
-    Transformer,
-    Workload,
-    default_constants,
-    device_named,
-    layer_elements,
-    predict,
-)
+from unisono.planner import Layout, Transformer, layer_elements
+from unisono.planner.inputs.tensor_grid import TensorGrid
 
 pytestmark = pytest.mark.torch
 ITEM, WIDE = 2, 2
@@ -68,49 +57,6 @@ def test_blocks_of_the_ranks_add_up_to_the_closed_form(kind: str, tp: int) -> No
     ]
     expected = layer_elements(kind, tp, tokens=tokens, hidden=hidden)
     assert sum(sent) / tp == pytest.approx(expected, rel=1e-12)
-
-
-RATE = 1e9
-DEVICE = replace(device_named("a100"), name="test", link_Bps=RATE, memory_bytes=10**15)
-IDEAL = default_constants().changed(
-    link_share=1.0, link_start_s=0.0, link_rank_s=0.0, straggler=0.0, inner_loss=0.0
-)
-"""Constants with which links reach their rates and start at once."""
-
-
-def tensor_s(shape: Transformer, kind: str, tp: int, *, seq: int, samples: int) -> float:
-    """Returns the predicted seconds of tensor-parallel exchanges of a step of one microbatch."""
-    cluster = Cluster(device=DEVICE, devices=tp, per_host=tp)
-    job = Workload(seq=seq, global_batch=samples, micro_batch=samples, recompute="none")
-    found = predict(shape, cluster, Layout(tp=tp, tensor=kind), job, constants=IDEAL)
-    return found.time["tensor"]
-
-
-@pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize(("kind", "tp"), GRIDS)
-def test_predicted_time_is_that_of_the_elements_of_the_ranks(
-    kind: str, tp: int, gated: bool
-) -> None:
-    """Tests the time of a model's layers on links without start-up times, with 2 bytes for each
-    element that the closed forms of the ranks' blocks count.
-    """
-    shape = Transformer(
-        layers=2, hidden=72, heads=12, kv_heads=12, vocab=7, ffn=144, gated=gated, tied=False
-    )
-    layout = Layout(tp=tp, tensor=kind)
-    layers = nn.Sequential(*list(TransformerModel(shape))[1:-1])
-    sent = [bytes_of_rank(layers, layout, rank, tokens=27 * 16 * 5) for rank in range(tp)]
-    found = tensor_s(shape, kind, tp, seq=5, samples=27 * 16)
-    assert found == pytest.approx(sum(sent) / tp / RATE, rel=1e-12)
-
-
-@pytest.mark.parametrize(("kind", "tp", "ratio"), [("2d", 4, 12.0), ("2d", 16, 1.9), ("3d", 8, 1)])
-def test_predicted_times_cross_where_the_elements_do(kind: str, tp: int, ratio: float) -> None:
-    shape = Transformer(layers=1, hidden=4000, heads=16, vocab=7)
-    for factor, is_cheaper in ((1.05, True), (0.95, False)):
-        seq = round(ratio * factor * 4000 / 4)
-        line, grid = (tensor_s(shape, each, tp, seq=seq, samples=4) for each in ("1d", kind))
-        assert (grid < line) is is_cheaper
 
 
 @pytest.mark.parametrize(("kind", "tp", "ratio"), [("2d", 4, 12.0), ("2d", 16, 1.9), ("3d", 8, 1)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from unisono import planner, topology
+from unisono import pipeline, topology
 from unisono.parallel import Layout, pipeline_schedule
 
 # The bubble for passes F = I = W = 1 of a rank, in multiples of p - 1: GPipe and 1F1B (F + I + W);
@@ -30,11 +30,32 @@ def test_bubbles_on_a_network_without_bytes(name: str, chunks: int) -> None:
             forward_s=1.0,
             backward_s=2.0,
         )
-        found = planner.simulate_pipeline(schedule, topology.ring(stages))
+        found = pipeline.simulate_pipeline(schedule, topology.ring(stages))
         bubble_s = (stages - 1) * BUBBLES[name, chunks]
         assert found.run.makespan_s == 3 * microbatches + bubble_s
         assert found.run.busy_s == (3.0 * microbatches,) * stages
-        assert planner.PipelineSchedule.from_document(schedule.to_document()) == schedule
+        assert pipeline.PipelineSchedule.from_document(schedule.to_document()) == schedule
+
+
+@pytest.mark.parametrize(("name", "chunks"), BUBBLES)
+def test_the_table_describes_the_order_of_torch(name: str, chunks: int) -> None:
+    """Tests the bubble of the table, in units of the three passes, and the chunks that a rank
+    keeps until their weight gradients.
+    """
+    assert {each for each, _ in BUBBLES} == set(pipeline.SCHEDULES)
+    rules = pipeline.SCHEDULES[name]
+    for stages, microbatches in ((2, 8), (4, 16)):
+        size = pipeline.PipelineSize(stages, 2 if rules.is_v else chunks, microbatches)
+        assert 3 * rules.bubble(size, 0.0) == pytest.approx(BUBBLES[name, chunks])
+        layout = Layout(pp=stages, vpp=chunks, schedule=name)
+        orders = pipeline_schedule(layout, microbatches=microbatches).ranks
+        for rank, order in enumerate(orders):
+            kept = most = 0
+            for kind in (task.kind for group in order for task in group):
+                kept += {"F": 1, "B": -1, "W": -1}.get(kind, 0)
+                most = max(most, kept)
+            assert most <= rules.kept(size, rank)
+            assert most == rules.kept(size, rank) or name in ("zb1p", "zbv", "dualpipev")
 
 
 def test_bytes_of_all_schedules_are_those_of_the_boundaries_between_ranks() -> None:
@@ -43,7 +64,7 @@ def test_bytes_of_all_schedules_are_those_of_the_boundaries_between_ranks() -> N
         schedule = pipeline_schedule(
             Layout(pp=4, vpp=chunks, schedule=name), microbatches=4, activation_bytes=1000
         )
-        steps = planner.simulate_pipeline(schedule, topology.ring(4)).result.steps
+        steps = pipeline.simulate_pipeline(schedule, topology.ring(4)).result.steps
         assert steps.bytes[steps.messages()].sum() == 2 * 4 * crossings * 1000
 
 

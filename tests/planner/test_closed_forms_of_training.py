@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono import planner
-from unisono.planner.memory.activation_bytes import output_activation_bytes
+from unisono.planner.inputs.training_flops import step_flops, training_days
+from unisono.planner.memory.activation_bytes import layer_activation_bytes, output_activation_bytes
 from unisono.planner.memory.stage_memory import MemoryModel
 
 gpts = st.builds(
@@ -28,7 +29,7 @@ def test_flops_of_an_iteration(model: planner.Transformer, seq: int, batch: int)
     scale = batch * seq * layers * h**2
     full = 96 * scale * (1 + seq / (6 * h) + v / (16 * layers * h))
     none = 72 * scale * (1 + seq / (6 * h) + v / (12 * layers * h))
-    step = planner.step_flops
+    step = step_flops
     assert step(model, seq=seq, batch=batch, recompute="full") == pytest.approx(full, rel=1e-12)
     assert step(model, seq=seq, batch=batch) == pytest.approx(none, rel=1e-12)
     selective = step(model, seq=seq, batch=batch, recompute="selective")
@@ -39,7 +40,7 @@ def test_days_of_training() -> None:
     """Compares with section 5.1 of arXiv 2104.04473: 34 days for GPT-3, and 84 days for one
     trillion parameters, for which the formula gives 83.
     """
-    days = planner.training_days
+    days = training_days
     assert round(days(tokens=300e9, parameters=175e9, devices=1024, rate=140e12)) == 34
     assert round(days(tokens=450e9, parameters=1e12, devices=3072, rate=163e12)) == 83
 
@@ -56,7 +57,7 @@ def test_activation_table(model: planner.Transformer, seq: int, batch: int, tp: 
     a, h = model.heads, model.hidden
 
     def layer(**options: object) -> float:
-        return planner.layer_activation_bytes(model, seq=seq, batch=batch, **options)  # type: ignore[arg-type]
+        return layer_activation_bytes(model, seq=seq, batch=batch, **options)  # type: ignore[arg-type]
 
     rows = [
         (layer(), sbh * (34 + 5 * a * seq / h)),
@@ -73,7 +74,7 @@ def test_activation_table(model: planner.Transformer, seq: int, batch: int, tp: 
 
 def test_fused_attention_keeps_no_scores() -> None:
     model = planner.load_model("gpt3-175b")
-    found = planner.layer_activation_bytes(model, seq=2048, batch=1, software="transformer-engine")
+    found = layer_activation_bytes(model, seq=2048, batch=1, software="transformer-engine")
     sbh = 2048 * model.hidden
     assert found == pytest.approx(sbh * 32 + 4 * 2048 * model.heads)  # without dropout masks
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from unisono import planner
+from unisono.planner.constants.calibrated_constants import default_constants
 
 MODEL = planner.load_model("gpt3-22b")
 JOB = planner.Workload(seq=2048, global_batch=64, micro_batch=1, recompute="none")
@@ -62,7 +63,7 @@ def test_the_search_finds_the_software_of_each_layout() -> None:
 def test_deepspeed_is_slower_in_its_layers() -> None:
     """Tests that only the layers' times differ from Megatron-LM's, by the constant."""
     cluster, layout = planner.Cluster.parse("a100:16"), planner.Layout(dp=2, tp=8, zero=1)
-    constants = planner.default_constants().changed(straggler=0.0)
+    constants = default_constants().changed(straggler=0.0)
     times = [
         planner.predict(
             MODEL, cluster, layout, replace(JOB, software=name), constants=constants

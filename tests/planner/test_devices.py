@@ -1,4 +1,4 @@
-"""Devices: names, precisions, numbers of data sheets, and processors that devices share."""
+"""Devices: names, precisions, links, and processors that devices share."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from dataclasses import replace
 import pytest
 
 from unisono import planner
+from unisono.planner.constants.calibrated_constants import default_constants
+from unisono.planner.inputs.devices import device_named
+from unisono.planner.inputs.training_flops import step_flops
 from unisono.planner.step_times.exchange_times import ExchangeTimes
 
 MODEL = planner.load_model("gpt3-1.7b")
@@ -53,30 +56,14 @@ MODEL = planner.load_model("gpt3-1.7b")
     ],
 )
 def test_names(name: str, device: str) -> None:
-    assert planner.device_named(name).name == device
+    assert device_named(name).name == device
     assert planner.Cluster.parse(f"{name}:16").kind.name == device
 
 
 def test_every_name_means_one_device() -> None:
     for device in planner.catalogue():
         for name in (device.name, *device.aliases):
-            assert planner.device_named(name) == device
-
-
-@pytest.mark.parametrize("device", planner.catalogue(), ids=lambda device: str(device.name))
-def test_rates_of_tensor_cores(device: planner.Device) -> None:
-    """Tests the ratios of the rates that all architectures since Ampere have: half for twice the
-    bits. Sparse rates in place of dense ones would break them.
-    """
-    if "bf16" not in device.peak or device.architecture in ("davinci", "gaudi", "tpu"):
-        return
-    wide = device.peak["bf16"]
-    assert device.peak["fp16"] == wide
-    for precision, factor in (("tf32", 0.5), ("fp8", 2), ("fp4", 4)):
-        rate = device.peak.get(precision)
-        # B300 and GB300 have a higher rate of fp4 only.
-        if rate is not None and "300" not in device.name:
-            assert rate == pytest.approx(factor * wide, rel=0.02)
+            assert device_named(name) == device
 
 
 @pytest.mark.parametrize(
@@ -102,9 +89,7 @@ def test_precisions_that_a_device_lacks(device: str, precision: str, text: str) 
 
 def exchanges(device: planner.Device | str, devices: int = 8) -> ExchangeTimes:
     """Returns exchanges whose times are their bytes over the rate."""
-    constants = planner.default_constants().changed(
-        link_share=1.0, link_start_s=0.0, link_rank_s=0.0
-    )
+    constants = default_constants().changed(link_share=1.0, link_start_s=0.0, link_rank_s=0.0)
     return ExchangeTimes(planner.Cluster(device=device, devices=devices), constants)
 
 
@@ -122,7 +107,7 @@ def test_cards_without_peer_access_copy_through_host_memory() -> None:
 def test_cards_of_a_switch_share_its_link() -> None:
     """Compares with messages that are counted link by link: 8 cards on two switches of 4."""
     found = exchanges("a100-pcie")
-    rate = planner.device_named("a100-pcie").link_Bps
+    rate = device_named("a100-pcie").link_Bps
 
     def slowest(pairs: list[tuple[int, int]], nbytes: float) -> float:
         uplinks = [sum(a // 4 == side != b // 4 for a, b in pairs) for side in (0, 1)]
@@ -177,7 +162,7 @@ def test_devices_of_one_machine_share_its_processor() -> None:
     of all cores, or has more memory together, but that two machines halve the products' time.
     """
     one, two, four = processor(1), processor(2), processor(4)
-    least_s = planner.step_flops(MODEL, seq=1024, batch=8) / 1e12
+    least_s = step_flops(MODEL, seq=1024, batch=8) / 1e12
     assert min(one.step_s, two.step_s, four.step_s) > least_s
     products = [each.time["matmul"] for each in (one, two, four)]
     assert products[1] == pytest.approx(products[0], rel=0.05)
@@ -190,7 +175,7 @@ def test_devices_of_one_machine_share_its_processor() -> None:
 
 
 def test_all_devices_of_this_processor_are_on_one_machine() -> None:
-    whole = planner.device_named("CPU")
+    whole = device_named("CPU")
     cluster = planner.Cluster(device="CPU", devices=4)
     assert cluster.hosts == 1 and cluster.kind.peak["fp32"] == whole.peak["fp32"] / 4
     assert replace(cluster, devices=2).kind.memory_bytes == whole.memory_bytes // 2

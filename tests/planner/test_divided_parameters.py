@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from unisono import planner
+from unisono.planner.inputs.layout_check import check_layout
 
 MODEL = planner.load_model("qwen3-235b-a22b")  # 4 key-value heads
 JOB = planner.Workload(seq=4096, global_batch=256, micro_batch=1, recompute="full")
@@ -44,7 +45,7 @@ def test_search_and_check_agree() -> None:
     accepted = set()
     for tp in (1, 2, 3, 4, 6, 8, 12, 16, 24, 48):
         try:
-            planner.check_layout(model, cluster, planner.Layout(dp=48 // tp, tp=tp), job)
+            check_layout(model, cluster, planner.Layout(dp=48 // tp, tp=tp), job)
         except ValueError:
             continue
         accepted.add(tp)

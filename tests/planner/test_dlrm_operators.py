@@ -15,11 +15,11 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from unisono.parallel import DLRM  # noqa: E402
-from unisono.planner import Dlrm, TableShape, place_tables  # noqa: E402
-from unisono.planner.recommendation.dlrm_memory import activation_values  # noqa: E402
+from unisono.planner.recommendation import Dlrm, TableShape, place_tables  # noqa: E402
 from unisono.planner.recommendation.dlrm_operators import (  # noqa: E402
+    activation_values,
     distinct_ids,
-    lookups,
+    lookup_bytes,
     products,
 )
 
@@ -130,12 +130,15 @@ class ProductBytes(TorchDispatchMode):
 def test_bytes_are_those_of_the_operators_arrays(shape: Dlrm) -> None:
     with ProductBytes() as counted, torch.no_grad():
         run(shape)
-    assert sum(each.values for each in products(shape, SAMPLES)) == counted.values
+    values = 0.0
+    for each in products(shape, SAMPLES):
+        sides = each.rows * each.inner + each.inner * each.columns + each.rows * each.columns
+        values += sides * each.copies
+    assert values == counted.values
     if shape.interaction == "dot":
         one = place_tables(shape.tables, width=shape.width, ranks=1, samples=SAMPLES)
         sizes = {"samples": SAMPLES, "value_bytes": 4, "update": "rows"}
-        found = list(lookups(shape, one, 0, **sizes))  # type: ignore[arg-type]
-        assert sum(each.forward_bytes for each in found) == counted.looked_up
+        assert lookup_bytes(shape, one, 0, **sizes)[0] == counted.looked_up  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", ["table", "row", "column", "replicated"])
@@ -146,8 +149,8 @@ def test_a_division_of_tables_reads_each_row_once_for_each_id(kind: str) -> None
     rows = 4 * 8 * SAMPLES * ranks * DOT.ids
     found = 0.0
     for rank in range(ranks):
-        for each in lookups(DOT, placed, rank, samples=SAMPLES, value_bytes=0, update="rows"):
-            found += each.forward_bytes
+        sizes = {"samples": SAMPLES, "value_bytes": 0, "update": "rows"}
+        found += lookup_bytes(DOT, placed, rank, **sizes)[0]  # type: ignore[arg-type]
     pieces = [(piece, rank) for rank in range(ranks) for piece in placed.pieces(rank)]
     numbers = 0.0
     for piece, _ in pieces:

@@ -10,12 +10,18 @@ from typing import Any
 
 import pytest
 
+from table_bytes import step_bytes
 from unisono import planner
-from unisono.planner import Cluster, Dlrm, Layout, TableShape, Workload
+from unisono.planner import Cluster, Layout, Workload, recommendation
+from unisono.planner.constants.calibrated_constants import default_constants
+from unisono.planner.inputs.devices import device_named
+from unisono.planner.recommendation import TABLE_KINDS, Dlrm, TableShape
+from unisono.planner.recommendation.dlrm_operators import TABLE_UPDATES
+from unisono.planner.step_times.time_tree import TimeNode
 
 RATE = 1e9
-DEVICE = replace(planner.device_named("a100"), name="test", link_Bps=RATE, network_Bps=RATE / 4)
-IDEAL = planner.default_constants().changed(
+DEVICE = replace(device_named("a100"), name="test", link_Bps=RATE, network_Bps=RATE / 4)
+IDEAL = default_constants().changed(
     link_share=1.0,
     network_share=1.0,
     exchange_share=1.0,
@@ -31,11 +37,11 @@ SHAPE = Dlrm(
 JOB = Workload(seq=1, global_batch=4096, precision="tf32")
 
 
-def predict(shape: Dlrm = SHAPE, devices: int = 8, **options: Any) -> planner.DlrmPrediction:
+def predict(shape: Dlrm = SHAPE, devices: int = 8, **options: Any) -> recommendation.DlrmPrediction:
     cluster = Cluster(device=DEVICE, devices=devices, per_host=options.pop("per_host", devices))
     layout = options.pop("layout", Layout(dp=devices))
     job = options.pop("job", JOB)
-    return planner.predict(shape, cluster, layout, job, **options)
+    return recommendation.predict(shape, cluster, layout, job, **options)
 
 
 @pytest.mark.parametrize("kind", ["table", "row", "column"])
@@ -44,7 +50,7 @@ def test_exchanges_take_the_time_of_the_bytes_that_ranks_send(kind: str) -> None
     count. All ranks have equal loads, so the busiest rank sends as much as any other.
     """
     found = predict(placement=kind, constants=IDEAL)
-    sent = planner.step_bytes(found.placement, samples=4096, item_bytes=4)
+    sent = step_bytes(found.placement, samples=4096, item_bytes=4)
     assert sent == pytest.approx([sent[0]] * 8)
     assert found.time["exchange"] == pytest.approx(sent[0] / RATE, rel=1e-12)
     dense = 2 * 7 / 8 * 4 * SHAPE.dense_parameters
@@ -73,7 +79,9 @@ def test_exchanges_between_hosts_use_both_kinds_of_links() -> None:
     inside, outside = (predict(constants=IDEAL, placement="table", per_host=n) for n in (8, 2))
     assert outside.time["exchange"] / inside.time["exchange"] == pytest.approx(6 / 7 * 4)
     cluster = Cluster(device=DEVICE, devices=8, per_host=4, network_Bps=1e15)
-    fast = planner.predict(SHAPE, cluster, Layout(dp=8), JOB, placement="table", constants=IDEAL)
+    fast = recommendation.predict(
+        SHAPE, cluster, Layout(dp=8), JOB, placement="table", constants=IDEAL
+    )
     assert fast.time["exchange"] / inside.time["exchange"] == pytest.approx(3 / 7)
 
 
@@ -82,12 +90,14 @@ def test_simulated_exchanges_are_those_of_the_closed_form() -> None:
 
     network = topology.parse(f"nvswitch:8,bandwidth={RATE * 8}bit")
     cluster = Cluster(device=DEVICE, devices=8, topology=network)
-    found = planner.predict(SHAPE, cluster, Layout(dp=8), JOB, placement="table", constants=IDEAL)
+    found = recommendation.predict(
+        SHAPE, cluster, Layout(dp=8), JOB, placement="table", constants=IDEAL
+    )
     expected = predict(placement="table", constants=IDEAL).time["exchange"]
     assert found.time["exchange"] == pytest.approx(expected, rel=0.02)
 
 
-@pytest.mark.parametrize("update", planner.TABLE_UPDATES)
+@pytest.mark.parametrize("update", TABLE_UPDATES)
 def test_parts_add_up(update: str) -> None:
     found = predict(table_update=update, layout=Layout(dp=8, zero=1))
     assert sum(found.time.values()) == pytest.approx(found.step_s)
@@ -95,7 +105,7 @@ def test_parts_add_up(update: str) -> None:
     assert found.low_s < found.step_s < found.high_s
     assert found.samples_per_s == pytest.approx(4096 / found.step_s)
 
-    def leaves(node: planner.TimeNode) -> float:
+    def leaves(node: TimeNode) -> float:
         return sum(map(leaves, node.children)) if node.children else node.seconds
 
     tree = found.explain()
@@ -141,9 +151,9 @@ def test_tables_that_need_all_devices_are_placed_within_the_memory() -> None:
     whole = shape.table_parameters * 4 * 1.25
     small = replace(DEVICE, memory_bytes=int(whole * 0.3 / 0.95))
     cluster = Cluster(device=small, devices=4, per_host=4)
-    found = planner.predict(shape, cluster, Layout(dp=4), replace(JOB, global_batch=65536))
+    found = recommendation.predict(shape, cluster, Layout(dp=4), replace(JOB, global_batch=65536))
     assert found.fits
-    free = planner.predict(
+    free = recommendation.predict(
         shape, Cluster(device=DEVICE, devices=4, per_host=4), Layout(dp=4), found.job
     )
     assert free.memory_bytes > found.memory_bytes
@@ -177,46 +187,42 @@ def test_options_that_do_not_exist_are_refused() -> None:
         predict(placement="rows")
     cluster = Cluster(device=DEVICE, devices=8)
     with pytest.raises(ValueError, match="objective = cost is not searched"):
-        planner.search(SHAPE, cluster, JOB, objective="cost")
-    shortest_s = planner.search(SHAPE, cluster, JOB)[0].step_s
+        recommendation.search(SHAPE, cluster, JOB, objective="cost")
+    shortest_s = recommendation.search(SHAPE, cluster, JOB)[0].step_s
     with pytest.raises(ValueError, match=f"no step takes 1e-09 s or less.* {shortest_s:.4g} s"):
-        planner.search(SHAPE, cluster, JOB, longest_s=1e-9)
+        recommendation.search(SHAPE, cluster, JOB, longest_s=1e-9)
     large = replace(SHAPE, tables=(TableShape(rows=10**11),))
     with pytest.raises(ValueError, match="nothing fits: the placement"):
-        planner.search(large, cluster, JOB)
+        recommendation.search(large, cluster, JOB)
 
 
-@pytest.mark.parametrize("name", ["pareto_front", "scaling_curve"])
+@pytest.mark.parametrize("name", ["search", "pareto_front", "scaling_curve"])
 def test_what_is_for_transformers_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} is for transformers; predict, search and sens"):
-        getattr(planner, name)(SHAPE, Cluster(device=DEVICE, devices=8), JOB)
-    with pytest.raises(ValueError, match="smallest_change is for transformers"):
-        cluster = Cluster(device=DEVICE, devices=8)
-        planner.smallest_change(SHAPE, cluster, Layout(dp=8), JOB)  # type: ignore[arg-type]
+    for model in (SHAPE, "dlrm-mlperf"):
+        with pytest.raises(ValueError, match=r"predict and search of unisono.planner.recommend"):
+            getattr(planner, name)(model, Cluster(device=DEVICE, devices=8), JOB)
 
 
-def test_sensitivity() -> None:
-    """Tests that the step time is inversely proportional to all rates of the machine together."""
-    cluster = Cluster(device=DEVICE, devices=8, per_host=4)
-    rows = planner.sensitivity(SHAPE, cluster, Layout(dp=8), JOB)
-    assert sum(row.elasticity for row in rows) == pytest.approx(1, rel=0.01)
-    named = {row.name: row.elasticity for row in rows}
-    assert named["host times"] > 0 and named["rate of the network"] > 0
+@pytest.mark.parametrize("name", ["predict", "smallest_change", "sensitivity"])
+def test_what_is_for_a_layout_of_transformers_is_refused(name: str) -> None:
+    cluster = Cluster(device=DEVICE, devices=8)
+    with pytest.raises(ValueError, match=r"predict and search of unisono.planner.recommendation"):
+        getattr(planner, name)(SHAPE, cluster, Layout(dp=8), JOB)
 
 
 def test_a_search_orders_all_placements() -> None:
     cluster = Cluster(device=DEVICE, devices=8)
-    found = planner.search(SHAPE, cluster, JOB)
+    found = recommendation.search(SHAPE, cluster, JOB)
     assert [each.step_s for each in found] == sorted(each.step_s for each in found)
     every = {
-        (kind, zero): planner.predict(
+        (kind, zero): recommendation.predict(
             SHAPE, cluster, Layout(dp=8, zero=zero), JOB, placement=kind
         ).step_s
-        for kind in ("auto", *planner.TABLE_KINDS)
+        for kind in ("auto", *TABLE_KINDS)
         for zero in (0, 1)
     }
     assert found[0].step_s == min(every.values())
-    least = planner.search(SHAPE, cluster, JOB, objective="memory", keep=2)
+    least = recommendation.search(SHAPE, cluster, JOB, objective="memory", keep=2)
     assert least[0].memory_bytes == min(each.memory_bytes for each in found)
     assert len(least) == 2
 
@@ -232,8 +238,8 @@ def test_published_steps_are_in_the_interval(
     README.MD of mlcommons/training) whose tables fit into the devices' memory. No constant was
     fitted to them. torch of that time used tf32 by default.
     """
-    found = planner.predict(
-        planner.load_dlrm("dlrm-torchrec"),
+    found = recommendation.predict(
+        recommendation.load_dlrm("dlrm-torchrec"),
         Cluster(device="a100-40gb", devices=devices),
         Layout(dp=devices),
         Workload(seq=1, global_batch=samples, precision="tf32"),
@@ -243,22 +249,24 @@ def test_published_steps_are_in_the_interval(
 
 def test_presets_and_files(tmp_path: Path) -> None:
     for name, billions in (("dlrm-mlperf", 24.0), ("dlrm-dcnv2-mlperf", 26.2)):
-        assert planner.load_dlrm(name).parameters / 1e9 == pytest.approx(billions, rel=0.01)
+        assert recommendation.load_dlrm(name).parameters / 1e9 == pytest.approx(billions, rel=0.01)
     with pytest.raises(ValueError, match="no recommendation model is named 'dlrm-mlprf'; near: d"):
-        planner.load_dlrm("dlrm-mlprf")
+        recommendation.load_dlrm("dlrm-mlprf")
     path = tmp_path / "mine.json"
     document = {"counters": 2, "width": 4, "rows": [9, 8], "ids": [1, 3], "top": [5]}
     path.write_text(json.dumps(document))
-    assert planner.is_dlrm(path)
+    assert recommendation.is_dlrm(path)
     tables = (TableShape(rows=9), TableShape(rows=8, ids=3))
-    assert planner.load_dlrm(path) == Dlrm(counters=2, width=4, tables=tables, bottom=(), top=(5,))
+    assert recommendation.load_dlrm(path) == Dlrm(
+        counters=2, width=4, tables=tables, bottom=(), top=(5,)
+    )
     for changes, text in (
         ({"ids": [1]}, "ids: expected a number for each of 2 tables, got 1"),
         ({"depth": 3}, "unknown fields of a recommendation model: depth"),
     ):
         path.write_text(json.dumps(document | changes))
         with pytest.raises(ValueError, match=re.escape(text)):
-            planner.load_dlrm(path)
+            recommendation.load_dlrm(path)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from unisono import planner
+from unisono.planner.constants.calibrated_constants import default_constants
 
 MODEL = planner.Transformer(
     layers=4, hidden=2048, heads=16, ffn=8192, gated=True, vocab=32000, tied=False,
@@ -22,7 +23,7 @@ def step(
         seq=seq, global_batch=DEVICES * MICROBATCHES, micro_batch=1, recompute="none",
         software=software,
     )  # fmt: skip
-    chosen = planner.default_constants().changed(straggler=0.0, **constants)
+    chosen = default_constants().changed(straggler=0.0, **constants)
     return planner.predict(
         MODEL, cluster, planner.Layout(dp=DEVICES, ep=ep, zero=1), job, constants=chosen
     )
@@ -72,7 +73,7 @@ def test_the_newest_software_hides_launches_and_exchanges() -> None:
     old, new = (step(16, software=name, **slow) for name in ("transformer-engine", "megatron-2026"))
     assert old.time["host"] > 0 and new.time["host"] == 0
     share = new.time["expert"] / old.time["expert"]
-    assert share == pytest.approx(planner.default_constants().overlap_slowdown, rel=1e-6)
+    assert share == pytest.approx(default_constants().overlap_slowdown, rel=1e-6)
     same = ("matmul", "attention", "memory", "output", "optimizer")
     assert [new.time[kind] for kind in same] == [old.time[kind] for kind in same]
     assert step(16, software="megatron-2026", overlap_slowdown=0.0).time["expert"] == 0

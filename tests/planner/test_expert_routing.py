@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from unisono import planner
+from unisono.planner.constants.calibrated_constants import default_constants
 from unisono.planner.inputs.hugging_face import from_hugging_face
 from unisono.planner.step_times.exchange_times import ExchangeTimes, reached_ranks
 from unisono.planner.step_times.kernel_times import KernelTimes
 from unisono.planner.step_times.step_time import StepModel
 
-CONSTANTS = planner.default_constants().changed(
+CONSTANTS = default_constants().changed(
     straggler=0.0, link_start_s=0.0, link_rank_s=0.0, network_start_s=0.0
 )
 MODEL = replace(planner.load_model("qwen3-30b-a3b"), layers=8, vocab=1024)

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from unisono import planner
+from unisono.planner.constants.calibrated_constants import default_constants
 from unisono.planner.step_times.exchange_times import ExchangeTimes, reached_ranks
 
-CONSTANTS = planner.default_constants()
+CONSTANTS = default_constants()
 
 
 @pytest.mark.parametrize(("ranks", "copies"), [(2, 1), (8, 8), (64, 4)])

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from unisono import planner
+from unisono.planner.constants.calibrated_constants import default_constants
 
 SLOWDOWN = 0.25
-EXACT = planner.default_constants().changed(
+EXACT = default_constants().changed(
     straggler=0.0, inner_loss=0.0, kernel_start_s=0.0, memory_share=1e6, overlap_slowdown=SLOWDOWN,
-    tile_loss=dict.fromkeys(planner.default_constants().tile_loss, 0.0),
+    tile_loss=dict.fromkeys(default_constants().tile_loss, 0.0),
 )  # fmt: skip
 """Constants with which each product takes the time of its FLOPs, and other kernels take none."""
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from unisono.planner import Device, default_constants
+from unisono.planner import Device
+from unisono.planner.constants.calibrated_constants import default_constants
 from unisono.planner.inputs.devices import device_named
 from unisono.planner.step_times.kernel_times import KernelTimes
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from unisono import planner
+from unisono.pipeline import SCHEDULES
 
 MODEL = planner.load_model("gpt3-7.5b")
 CLUSTER = planner.Cluster.parse("a100:32")
@@ -91,12 +92,12 @@ def test_schedules() -> None:
 
 def test_every_schedule_on_layers_that_divide_badly() -> None:
     model = replace(MODEL, layers=13)
-    found = planner.search(model, CLUSTER, JOB, schedules=planner.SCHEDULES, keep=400)
+    found = planner.search(model, CLUSTER, JOB, schedules=tuple(SCHEDULES), keep=400)
     for each in found:
         again = planner.predict(model, CLUSTER, each.layout, each.job)
         assert again.step_s == pytest.approx(each.prediction.step_s)
     layout = planner.Layout(pp=8, dp=4, vpp=None, schedule="zbv")
-    with pytest.raises(ValueError, match=r"zbv needs two groups of layers on each of 8 stages"):
+    with pytest.raises(ValueError, match=r"zbv needs 2 groups of layers on each of 8 stages"):
         planner.predict(model, CLUSTER, layout, JOB)
 
 

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from unisono import planner
+from unisono.planner.constants.calibrated_constants import default_constants
 from unisono.planner.step_times.exchange_times import ExchangeTimes, GroupPlace
 
 CLUSTER = planner.Cluster.parse("a100:16")
 SIZES = [1 << power for power in range(12, 31)]
-HIDDEN = planner.default_constants().changed(
+HIDDEN = default_constants().changed(
     link_share=0.55, link_start_s=2e-5, link_rank_s=2e-6, network_share=0.4, network_start_s=9e-5
 )
 
@@ -44,8 +45,8 @@ def test_hidden_rates_are_found(tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text(nccl_tests(8, 1))
     (tmp_path / "two.txt").write_text(nccl_tests(16, 2))
     made = planner.calibrate([tmp_path / "one.txt", tmp_path / "two.txt"], cluster=CLUSTER)
-    found = made.with_links(CLUSTER, planner.default_constants())
-    shipped = planner.default_constants()
+    found = made.with_links(CLUSTER, default_constants())
+    shipped = default_constants()
     exchanges = [ExchangeTimes(CLUSTER, each) for each in (found, HIDDEN)]
     for group in (GroupPlace(8, 8, 1), GroupPlace(16, 8, 1)):
         for nbytes in (1e5, 1e7, 1e9):
@@ -123,13 +124,12 @@ def test_a_device_whose_rates_are_measured_again(tmp_path: Path) -> None:
     again = replace(CLUSTER, device=replace(CLUSTER.kind, link_Bps=2 * CLUSTER.kind.link_Bps))
     group = GroupPlace(8, 8, 1)
     first, second = (
-        ExchangeTimes(each, made.with_links(each, planner.default_constants()))
-        for each in (CLUSTER, again)
+        ExchangeTimes(each, made.with_links(each, default_constants())) for each in (CLUSTER, again)
     )
     assert first.all_reduce_s(1e9, group) == pytest.approx(second.all_reduce_s(1e9, group))
     faster = ExchangeTimes(
         replace(CLUSTER, link_Bps=2 * CLUSTER.domain_Bps),
-        made.with_links(CLUSTER, planner.default_constants()),
+        made.with_links(CLUSTER, default_constants()),
     )
     assert faster.all_reduce_s(1e9, group) < 0.6 * first.all_reduce_s(1e9, group)
 
@@ -137,7 +137,7 @@ def test_a_device_whose_rates_are_measured_again(tmp_path: Path) -> None:
 def test_other_devices_keep_their_rates(tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text(nccl_tests(8, 1))
     made = planner.calibrate([tmp_path / "one.txt"], cluster=CLUSTER)
-    default = planner.default_constants()
+    default = default_constants()
     assert made.with_links(planner.Cluster.parse("h100:8"), default) is default
 
 

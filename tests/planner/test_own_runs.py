@@ -11,20 +11,22 @@ import numpy as np
 import pytest
 
 from unisono import planner
+from unisono.planner.constants.calibrated_constants import default_constants
 from unisono.planner.constants.prediction_error import PARTS, PROPERTIES, group_of
+from unisono.planner.own_measurements.measured_runs import MeasuredRun
 
 MODEL = planner.load_model("gpt3-7.5b")
 CLUSTER = planner.Cluster.parse("a100:16")
 LAYOUT = planner.Layout(dp=4, tp=4, sequence_parallel=True, zero=1)
 JOB = planner.Workload(seq=2048, global_batch=64, micro_batch=2, recompute="selective")
-SIGMA = planner.default_constants().sigma
+SIGMA = default_constants().sigma
 
 
-def own_run(factor: float, **changes: object) -> planner.MeasuredRun:
+def own_run(factor: float, **changes: object) -> MeasuredRun:
     """Returns a run whose measured time is `factor` times its prediction."""
     values = {"model": MODEL, "cluster": CLUSTER, "layout": LAYOUT, "job": JOB, **changes}
     step_s = planner.predict(**values).step_s  # type: ignore[arg-type]
-    return planner.MeasuredRun(name="own", measured_s=factor * step_s, **values)  # type: ignore[arg-type]
+    return MeasuredRun(name="own", measured_s=factor * step_s, **values)  # type: ignore[arg-type]
 
 
 def step(calibration: planner.Calibration | None, **changes: object) -> planner.Prediction:

@@ -9,6 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unisono import planner
+from unisono.planner.constants.calibrated_constants import default_constants
+from unisono.planner.inputs.training_flops import step_flops
+from unisono.planner.step_times.time_tree import TimeNode
 
 MODEL = planner.load_model("gpt3-22b")
 CLUSTER = planner.Cluster.parse("a100:64")
@@ -36,7 +39,7 @@ def test_parts_add_up() -> None:
     by_stage = [sum(found.memory[kind][stage] for kind in found.memory) for stage in range(4)]
     assert max(by_stage) == pytest.approx(found.memory_bytes, abs=1)
     assert found.tokens_per_s == pytest.approx(64 * 2048 / found.step_s)
-    flops = planner.step_flops(MODEL, seq=2048, batch=64)
+    flops = step_flops(MODEL, seq=2048, batch=64)
     assert found.mfu == pytest.approx(flops / (found.step_s * 64 * 312e12))
     assert found.low_s < found.step_s < found.high_s
 
@@ -44,7 +47,7 @@ def test_parts_add_up() -> None:
 def test_explanation_is_a_tree_of_the_same_time() -> None:
     tree = planner.predict(MODEL, CLUSTER, LAYOUT, JOB).explain()
 
-    def leaves(node: planner.TimeNode) -> float:
+    def leaves(node: TimeNode) -> float:
         return sum(map(leaves, node.children)) if node.children else node.seconds
 
     assert leaves(tree) == pytest.approx(tree.seconds)
@@ -90,8 +93,8 @@ def test_every_layout_obeys_the_limits(
         seq=2048, global_batch=128, micro_batch=micro, recompute=recompute, precision=precision
     )
     found = planner.predict(MODEL, CLUSTER, layout, job)
-    flops = planner.step_flops(MODEL, seq=2048, batch=128, recompute=recompute)
-    causal = flops - 0.5 * (flops - planner.step_flops(MODEL, seq=1, batch=128 * 2048))
+    flops = step_flops(MODEL, seq=2048, batch=128, recompute=recompute)
+    causal = flops - 0.5 * (flops - step_flops(MODEL, seq=1, batch=128 * 2048))
     assert found.step_s > causal / (64 * 312e12)
     kept = planner.predict(MODEL, CLUSTER, layout, replace(job, recompute="none"))
     assert found.memory_bytes <= kept.memory_bytes * 1.0001
@@ -213,7 +216,7 @@ def test_messages_of_interleaved_schedules() -> None:
     layout = replace(LAYOUT, vpp=3)
 
     def sends(slowdown: float, **changes: int) -> planner.Prediction:
-        constants = planner.default_constants().changed(overlap_slowdown=slowdown)
+        constants = default_constants().changed(overlap_slowdown=slowdown)
         return planner.predict(MODEL, CLUSTER, layout, replace(job, **changes), constants=constants)
 
     found = [sends(0.0, global_batch=batch) for batch in (64, 128)]
@@ -233,7 +236,7 @@ def test_hidden_gradients_slow_compute_down() -> None:
     is the time of the last layer's share, plus a slowdown of the computation that hides the other
     shares. In older software, it is the time of the whole exchange.
     """
-    constants = planner.default_constants()
+    constants = default_constants()
     fast = constants.changed(overlap_slowdown=0.0, straggler=0.0)
     slow = constants.changed(overlap_slowdown=1.0, straggler=0.0)
     model = replace(MODEL, tied=False)
@@ -247,3 +250,12 @@ def test_hidden_gradients_slow_compute_down() -> None:
     job = replace(job, software="megatron-2021")
     old = planner.predict(model, CLUSTER, layout, job, constants=fast)
     assert old.time["gradients"] == pytest.approx(exposed)
+
+
+@pytest.mark.parametrize("schedule", ["zb1p", "zbv", "dualpipev"])
+def test_schedules_that_split_the_backward_pass_have_less_bubble(schedule: str) -> None:
+    times = {
+        name: planner.predict(MODEL, CLUSTER, replace(LAYOUT, vpp=None, schedule=name), JOB).time
+        for name in ("gpipe", schedule)
+    }
+    assert times[schedule]["bubble"] < times["gpipe"]["bubble"]

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from unisono import planner
+from unisono.planner.constants.calibrated_constants import default_constants
 
 CLUSTER = planner.Cluster(device="h100", devices=64)
 LAYOUT = planner.Layout(dp=8, tp=8, sequence_parallel=True, zero=1)
@@ -14,7 +15,7 @@ STATES = ("weights", "gradients", "optimizer")
 
 
 def predict(reserved: float, cluster: planner.Cluster = CLUSTER) -> planner.Prediction:
-    constants = planner.default_constants().changed(fragmentation=reserved)
+    constants = default_constants().changed(fragmentation=reserved)
     return planner.predict(MODEL, cluster, LAYOUT, JOB, constants=constants)
 
 

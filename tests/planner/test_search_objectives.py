@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from unisono import planner
-from unisono.planner.layout_search.search import smaller_clusters
+from unisono.planner.layout_search.search import OBJECTIVES, smaller_clusters
 
 MODEL = planner.load_model("gpt3-1.7b")
 JOB = planner.Workload(seq=2048, global_batch=16)
@@ -46,7 +46,7 @@ def key_of(objective: str, step: planner.Prediction) -> tuple[float, ...]:
     }[objective]
 
 
-@pytest.mark.parametrize("objective", planner.OBJECTIVES)
+@pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("longest_s", [None, 3.0])
 def test_the_best_of_everything(
     every: list[planner.Prediction],
@@ -75,7 +75,7 @@ def test_the_best_of_everything(
     assert divided.counts.considered == counts.considered
 
 
-@pytest.mark.parametrize("objective", planner.OBJECTIVES)
+@pytest.mark.parametrize("objective", OBJECTIVES)
 def test_limit_that_nothing_meets(
     every: list[planner.Prediction], cluster: planner.Cluster, objective: str
 ) -> None:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono import planner
+from unisono.planner.inputs.devices import device_named
 
 # Rows of table 1 of arXiv 2104.04473: printed size in billions, layers, hidden size, heads.
 NARAYANAN = [
@@ -84,7 +85,7 @@ def refusals() -> list[tuple[object, str]]:
         (lambda: planner.Cluster(device="A1000", devices=8), "near: A100"),
         (lambda: planner.Cluster(device="a100", devices=0), "devices must be at least 1"),
         (lambda: planner.Cluster.parse("a100"), "such as a100:1024"),
-        (lambda: planner.device_named("v100").peak_of("fp8"), "V100-SXM2-32GB has no fp8"),
+        (lambda: device_named("v100").peak_of("fp8"), "V100-SXM2-32GB has no fp8"),
     ]
 
 
@@ -151,7 +152,7 @@ def test_own_devices_from_a_file(tmp_path: Path) -> None:
     path.write_text(json.dumps({"device": device, "devices": 64}))
     cluster = planner.Cluster.load(path)
     assert (cluster.domain, cluster.hosts, cluster.between_Bps) == (8, 8, 12.5e9)
-    assert cluster.kind.peak_of("bf16") == planner.device_named("h100").peak_of("bf16")
+    assert cluster.kind.peak_of("bf16") == device_named("h100").peak_of("bf16")
     path.write_text(json.dumps({"device": {**device, "speed": 1}, "devices": 64}))
     with pytest.raises(ValueError, match="unknown fields of a device: speed"):
         planner.Cluster.load(path)
@@ -163,10 +164,10 @@ def test_every_device_has_a_source() -> None:
     wanted += "H200-SXM5-141GB B200 B300 GB200 GB300 MI300X Ascend-910B"
     assert set(wanted.split()) <= names
     assert all(len(device.source) > 10 for device in planner.catalogue())
-    assert planner.device_named("Ascend 910B").name == "Ascend-910B"
+    assert device_named("Ascend 910B").name == "Ascend-910B"
 
 
 def test_this_machine_is_a_device() -> None:
-    device = planner.device_named("CPU")
+    device = device_named("CPU")
     assert device.peak_of("fp32") > 1e8 and device.memory_Bps > 1e8
-    assert planner.device_named("cpu") is device
+    assert device_named("cpu") is device

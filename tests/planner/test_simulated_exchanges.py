@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from unisono import planner, topology
+from unisono.planner.constants.calibrated_constants import default_constants
 from unisono.planner.step_times.exchange_times import ExchangeTimes
 from unisono.planner.step_times.simulated_exchanges import SimulatedExchanges
 
-CONSTANTS = planner.default_constants().changed(network_share=1.0, exchange_share=1.0)
+CONSTANTS = default_constants().changed(network_share=1.0, exchange_share=1.0)
 
 
 def simulated(network: topology.Topology) -> SimulatedExchanges:

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from unisono import planner
+from unisono.planner import recommendation
+from unisono.planner.inputs.training_flops import step_flops, training_days
 
 GPT: dict[str, Any] = {"layers": 2, "hidden": 64, "heads": 4, "vocab": 100}
 EXPERTS: dict[str, Any] = {**GPT, "experts": 4, "top_k": 2, "expert_ffn": 64}
@@ -73,6 +75,10 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: planner.Workload(seq=1, global_batch=True), "global_batch must be a whole number"),
     (lambda: planner.Workload(seq=1, global_batch=4, micro_batch=0), "micro_batch must be at"),
     (
+        lambda: predicted(layout=planner.Layout(dp=2, tp=4, tensor="2d")),
+        "tensor = 2d is not predicted, because no published run uses it; tensor = 1d works",
+    ),
+    (
         lambda: predicted(layout=planner.Layout(dp=8, dp_replicate=8)),
         "dp_replicate = 8 makes replicas of the shards of ZeRO, and zero = 0 has none",
     ),
@@ -84,15 +90,15 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         "ep must divide dp / dp_replicate x cp x tp: 4 does not divide 2; 2 does",
     ),
     (
-        lambda: planner.step_flops(gpt(), seq=1, batch=1, recompute="Full"),
+        lambda: step_flops(gpt(), seq=1, batch=1, recompute="Full"),
         "recompute must be one of none, selective, full, not 'Full'",
     ),
     (
-        lambda: planner.training_days(tokens=1, parameters=1, devices=1, rate=1, recompute="half"),
+        lambda: training_days(tokens=1, parameters=1, devices=1, rate=1, recompute="half"),
         "recompute must be one of none, selective, full, not 'half'",
     ),
     (
-        lambda: planner.training_days(tokens=1, parameters=1, devices=0, rate=1),
+        lambda: training_days(tokens=1, parameters=1, devices=0, rate=1),
         "devices must be positive, not 0",
     ),
     (lambda: planner.search(MODEL, A100, JOB, longest_s=-1), "longest_s must be positive, not -1"),
@@ -111,7 +117,7 @@ def test_refused_values(number: int) -> None:
 WRONG_KINDS: list[tuple[Callable[[], object], str]] = [
     (lambda: planner.Layout(sp=True), "a layout has no sp; sequence_parallel is its name"),  # type: ignore[call-arg]
     (lambda: planner.Layout(tensors="2d"), "a layout has no tensors; tensor is near"),  # type: ignore[call-arg]
-    (lambda: predicted(model=7), "model must be a Transformer, a Dlrm or a name such as"),
+    (lambda: predicted(model=7), "model must be a Transformer or a name such as"),
     (lambda: predicted(cluster=8), "cluster must be a Cluster or a text such as 'h100:8', not 8"),
     (lambda: predicted(layout=8), "layout must be a Layout or a text such as 'dp=2,tp=4', not 8"),
     (lambda: predicted(job=None), "job must be a Workload, such as"),
@@ -152,8 +158,9 @@ def test_texts_of_the_command_line_are_inputs() -> None:
     assert front == planner.pareto_front(MODEL, A100, job)
     assert planner.sensitivity(*texts, job) == planner.sensitivity(MODEL, A100, layout, job)
     clicks = planner.Workload(seq=1, global_batch=65536)
-    stated = planner.predict(planner.load_dlrm("dlrm-mlperf"), A100, planner.Layout(dp=8), clicks)
-    assert planner.predict("dlrm-mlperf", "a100:8", "dp=8", clicks) == stated
+    clicked = recommendation.load_dlrm("dlrm-mlperf")
+    stated = recommendation.predict(clicked, A100, planner.Layout(dp=8), clicks)
+    assert recommendation.predict("dlrm-mlperf", "a100:8", "dp=8", clicks) == stated
 
 
 def test_a_network_by_its_text() -> None:

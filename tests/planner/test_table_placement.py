@@ -12,21 +12,17 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from unisono.planner import (
+from table_bytes import step_bytes
+from unisono.planner.recommendation import (
     TABLE_KINDS,
     PlacedTable,
     TablePlacement,
     TableShape,
+    pass_bytes,
     place_tables,
     rank_loads,
-    step_bytes,
 )
-from unisono.planner.recommendation.exchange_traffic import (
-    SIZES_BYTES,
-    all_bytes,
-    pass_bytes,
-    piece_load,
-)
+from unisono.planner.recommendation.exchange_traffic import SIZES_BYTES, all_bytes, piece_load
 
 shapes = st.lists(
     st.builds(TableShape, rows=st.integers(1, 5000), ids=st.integers(1, 60)), min_size=1, max_size=9

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unisono import planner
-from unisono.planner.checkpoint_interval import daly_interval_s, young_interval_s
+from unisono.planner.checkpoint_interval import daly_interval_s, goodput, young_interval_s
+from unisono.planner.inputs.training_flops import step_flops, training_days
 
 MODEL = planner.load_model("gpt3-22b")
 CLUSTER = planner.Cluster.parse("a100:64")
@@ -47,9 +48,7 @@ def test_price_and_power_of_an_own_device(step: planner.Prediction) -> None:
 
 def test_formula_of_training_time() -> None:
     """Tests that `training_seconds` gives the days of the formula 6 T P / (n X)."""
-    days = planner.training_days(
-        tokens=3e11, parameters=175e9, devices=1024, rate=140e12, recompute="none"
-    )
+    days = training_days(tokens=3e11, parameters=175e9, devices=1024, rate=140e12, recompute="none")
     seconds = planner.training_seconds(
         samples=3e11, work=6 * 175e9, rate=312e12, devices=1024, efficiency=140 / 312
     )
@@ -60,7 +59,7 @@ def test_predicted_run_agrees_with_the_formula(step: planner.Prediction) -> None
     run = planner.training_run(step, tokens=1e12)
     seconds = planner.training_seconds(
         samples=1e12,
-        work=planner.step_flops(MODEL, seq=2048, batch=1) / 2048,
+        work=step_flops(MODEL, seq=2048, batch=1) / 2048,
         rate=312e12,
         devices=64,
         efficiency=step.mfu,
@@ -85,10 +84,10 @@ def test_daly_interval_is_the_best(checkpoint_s: float, failure_s: float) -> Non
     interval = daly_interval_s(checkpoint_s, failure_s)
     intervals = interval * np.geomspace(0.2, 5, 401)
     rates = {"checkpoint_s": checkpoint_s, "failure_s": failure_s, "restart_s": 100.0}
-    best = max(planner.goodput(float(each), **rates) for each in intervals)
-    assert planner.goodput(interval, **rates) > best * (1 - 1e-3)
+    best = max(goodput(float(each), **rates) for each in intervals)
+    assert goodput(interval, **rates) > best * (1 - 1e-3)
     young = young_interval_s(checkpoint_s, failure_s)
-    assert planner.goodput(interval, **rates) >= planner.goodput(young, **rates) - 1e-9
+    assert goodput(interval, **rates) >= goodput(young, **rates) - 1e-9
 
 
 def test_goodput_of_simulated_failures() -> None:
@@ -105,7 +104,7 @@ def test_goodput_of_simulated_failures() -> None:
             clock += restart
         clock += need
     simulated = interval * segments / clock
-    found = planner.goodput(interval, checkpoint_s=checkpoint, failure_s=failure, restart_s=restart)
+    found = goodput(interval, checkpoint_s=checkpoint, failure_s=failure, restart_s=restart)
     assert found == pytest.approx(simulated, rel=0.01)
 
 

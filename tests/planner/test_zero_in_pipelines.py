@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 
 from unisono import planner
+from unisono.planner.constants.calibrated_constants import default_constants
 
 MODEL = replace(planner.load_model("llama3-8b"), tied=False)
 RATE = 1e9
 CLUSTER = planner.Cluster(device="h100", devices=8, per_host=1, network_Bps=RATE)
-CONSTANTS = planner.default_constants().changed(
+CONSTANTS = default_constants().changed(
     network_share=1.0, network_start_s=0.0, link_start_s=0.0, overlap_slowdown=0.0, straggler=0.0
 )
 

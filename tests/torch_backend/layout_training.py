@@ -14,12 +14,14 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from torch_backend.traced_models import TracedDecoder
+from unisono.division import part_of
 from unisono.parallel import Layout
 from unisono.parallel.divisible.interfaces import Balanced
 from unisono.parallel.layers import BatchPlace, CrossEntropy, LayoutDropout, TransformerModel
 from unisono.parallel.run import ParallelRun, parallelize
 from unisono.parallel.run.parameter_sets import HeldParameter
-from unisono.planner import StageTask, Transformer, part_of
+from unisono.pipeline import StageTask
+from unisono.planner import Transformer
 
 SCHEDULES = (
     ("gpipe", 1),

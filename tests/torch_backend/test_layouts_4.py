@@ -26,10 +26,8 @@ from torch_backend.layout_training import (
 from unisono import topology
 from unisono.parallel import CrossEntropy, Layout, TransformerModel, parallelize
 from unisono.parallel.run import flat_sets
-from unisono.parallel.run.model_stages import V_SCHEDULES
 from unisono.parallel.run.stage_messages import HEADER_BYTES
-from unisono.planner import simulate_pipeline
-from unisono.planner.pipeline.pipeline_bubble import bubble_share
+from unisono.pipeline import simulate_pipeline
 
 pytestmark = pytest.mark.torch
 RANKS = 4
@@ -304,7 +302,7 @@ def own_bubbles(world):
     ):  # fmt: skip
         layout = Layout(pp=4, vpp=chunks, schedule=schedule)
         for microbatches in counts:
-            waits = 3 * bubble_share(layout, "none", microbatches)
+            waits = 3 * layout.rules.bubble(layout.pipeline_size(microbatches), 0)
             found = _predicted_bubble(layout, microbatches)
             assert found == pytest.approx(waits / (microbatches + waits), rel=1e-9), layout
 
@@ -333,7 +331,7 @@ def own_passes(world):
     assert [found[0] + HEADER_BYTES, found[1]] == measured
     run.mesh.close()
     for schedule, chunks in SCHEDULES:
-        stages = max(chunks, 1 + (schedule in V_SCHEDULES))
+        stages = max(chunks, 1 + Layout(schedule=schedule).rules.is_v)
         run = chain(Layout(dp=2, pp=2, vpp=chunks, schedule=schedule), 4)
         for _ in range(2):
             run.step(torch.ones(8, 3), torch.zeros(8, 3))

@@ -12,6 +12,7 @@ pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 
 from unisono import planner
+from unisono.pipeline import PipelineSchedule
 from unisono.planner import Layout
 from unisono.train import LayoutRun, Stepped, launch_layout
 from unisono.train.layout_settings import SHAPES
@@ -91,7 +92,7 @@ def test_a_forecast_changes_no_training(layout: str, microbatches: int) -> None:
     again = train(replace(run, tells_schedule="pp=2" in layout))
     assert found["losses"] == again["losses"]
     if "pp=2" in layout:
-        schedule = planner.PipelineSchedule.from_document(again["schedule"])
+        schedule = PipelineSchedule.from_document(again["schedule"])
         assert schedule.name == "zbv" and schedule.microbatches == microbatches
     predicted = found["predicted"]
     parts = predicted["step_parts"]

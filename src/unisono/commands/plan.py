@@ -49,7 +49,7 @@ def _output(options: PlanOptions) -> PlanOutput:
 def _plan(options: PlanOptions) -> PlanOutput:
     from unisono.commands.planning import layout_tables, outlook_tables
     from unisono.commands.planning.plan_inputs import read_inputs
-    from unisono.planner import is_dlrm
+    from unisono.planner.recommendation import is_dlrm
 
     if options.model is not None and is_dlrm(options.model):
         from unisono.commands.planning.dlrm_tables import dlrm_output

@@ -102,7 +102,7 @@ class ShowOptions:
     @property
     def is_pipeline(self) -> bool:
         """True if `what` is the name of a pipeline schedule."""
-        from unisono.planner import SCHEDULES
+        from unisono.pipeline import SCHEDULES
 
         return self.what in SCHEDULES
 
@@ -113,7 +113,9 @@ class ShowOptions:
     def check_pipeline(self, context: typer.Context) -> None:
         """Raises BadParameter for options that have no effect on a pipeline schedule."""
         unread = [(_ALGORITHM_OPTIONS, "does not apply to a pipeline schedule")]
-        if self.what in ("zbv", "dualpipev"):
+        from unisono.pipeline import SCHEDULES
+
+        if self.what in SCHEDULES and SCHEDULES[self.what].is_v:
             unread.append(({"vpp": "--vpp"}, f"{self.what} always has two stages per rank"))
         _refuse(context, unread)
         if self.algorithm is not None:

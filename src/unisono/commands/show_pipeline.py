@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from unisono.commands.show_options import ShowOptions
-    from unisono.planner import PipelineSchedule, TaskRun
+    from unisono.pipeline import PipelineSchedule, TaskRun
 
 _SHOWN_PASSES = 24
 
@@ -25,7 +25,7 @@ def find_pipeline(options: ShowOptions) -> PipelineSchedule | None:
 
     Raises `typer.BadParameter` for a pipeline schedule that cannot run.
     """
-    from unisono.planner import PipelineSchedule
+    from unisono.pipeline import PipelineSchedule
 
     try:
         if options.is_pipeline:
@@ -38,7 +38,7 @@ def find_pipeline(options: ShowOptions) -> PipelineSchedule | None:
 
 def show_pipeline(schedule: PipelineSchedule, options: ShowOptions) -> None:
     """Prints and draws a pipeline schedule, and writes it as JSON."""
-    from unisono.planner import run_tasks, task_svg
+    from unisono.pipeline import run_tasks, task_svg
     from unisono.show import time_text
 
     run = run_tasks(schedule.ranks, schedule.seconds)

@@ -17,7 +17,7 @@ from unisono.commands.train_layout_options import (
 )
 from unisono.commands.train_packages import require_packages
 from unisono.errors import UnisonoError
-from unisono.planner import PipelineSchedule
+from unisono.pipeline import PipelineSchedule
 from unisono.train import (
     Event,
     LayoutRun,

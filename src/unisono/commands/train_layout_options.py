@@ -10,6 +10,7 @@ import typer
 
 from unisono.commands.outputs import JsonOption, writable, writable_folder
 from unisono.config import MOST_RANKS
+from unisono.pipeline import SCHEDULES
 from unisono.planner import Layout
 
 _SCHEDULE_NAMES = {"zero-bubble": "zb1p"}
@@ -40,8 +41,8 @@ class LayoutOptions:
     ] = None
     zero: Annotated[int | None, typer.Option(min=0, max=3, help="ZeRO stage.")] = None
     schedule: Annotated[
-        Literal["1f1b", "gpipe", "interleaved", "zero-bubble", "zb1p", "zbv", "dualpipev"] | None,
-        typer.Option(help="Pipeline schedule."),
+        str | None,
+        typer.Option(help=f"Pipeline schedule: {', '.join(SCHEDULES)}; zero-bubble is zb1p."),
     ] = None
     microbatches: Annotated[int, typer.Option(min=1, help="Microbatches of a step.")] = 1
     global_batch: Annotated[

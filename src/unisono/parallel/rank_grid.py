@@ -14,8 +14,9 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
+from unisono.division import nearest_divisor
 from unisono.parallel.host_placement import placed_ranks
-from unisono.planner import Layout, nearest_divisor
+from unisono.planner import Layout
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp_depth", "tp_row", "tp_column")
 """The axes of the ranks, the slowest first. The last three axes are the grid of `tp`, which is a

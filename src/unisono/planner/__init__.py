@@ -9,10 +9,9 @@
 True
 
 `inputs/` describes model, cluster, layout and workload. `prediction.py` combines the results of
-`memory/` and `step_times/`, which use `constants/`. `pipeline/` has the order of a pipeline's
-tasks. `recommendation/` predicts models with embedding tables. `layout_search/` compares
-predictions. `own_measurements/` has the user's own measurements. The repository's folder
-`calibration/` fits the constants to published runs.
+`memory/` and `step_times/`, which use `constants/`. `layout_search/` compares predictions.
+`own_measurements/` has the user's own measurements. `recommendation/` predicts models with
+embedding tables. The repository's folder `calibration/` fits the constants to published runs.
 """
 
 from __future__ import annotations
@@ -22,249 +21,115 @@ from typing import TYPE_CHECKING
 from unisono.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from unisono.planner import recommendation
     from unisono.planner.bottleneck_plot import save_bottleneck_plot
-    from unisono.planner.checkpoint_interval import (
-        FAILURES_PER_DEVICE_HOUR,
-        CheckpointPlan,
-        checkpoint_plan,
-        goodput,
-    )
-    from unisono.planner.constants.calibrated_constants import (
-        CalibratedConstants,
-        constants_document,
-        default_constants,
-    )
+    from unisono.planner.checkpoint_interval import CheckpointPlan, checkpoint_plan
     from unisono.planner.inputs.device_cluster import Cluster
-    from unisono.planner.inputs.devices import Device, catalogue, device_named
+    from unisono.planner.inputs.devices import Device, catalogue
     from unisono.planner.inputs.hugging_face import from_hugging_face
-    from unisono.planner.inputs.layout import SCHEDULES, Layout, nearest_divisor
-    from unisono.planner.inputs.layout_check import check_layout, divides_heads, require_heads
-    from unisono.planner.inputs.model_presets import (
-        PRESETS,
-        load_model,
-    )
-    from unisono.planner.inputs.tensor_grid import TENSOR_KINDS, TensorGrid
-    from unisono.planner.inputs.tensor_volume import layer_elements
-    from unisono.planner.inputs.training_flops import forward_flops, step_flops, training_days
+    from unisono.planner.inputs.layout import Layout
+    from unisono.planner.inputs.layout_check import divides_heads, require_heads
+    from unisono.planner.inputs.model_presets import PRESETS, load_model
+    from unisono.planner.inputs.tensor_grid import layer_elements
+    from unisono.planner.inputs.training_flops import forward_flops
     from unisono.planner.inputs.transformer import Transformer
-    from unisono.planner.inputs.uneven_parts import part_of
-    from unisono.planner.inputs.workload import PRECISIONS, RECOMPUTE, SOFTWARE, Workload
-    from unisono.planner.layout_search.device_scaling import ScalingPoint, scaling_curve
+    from unisono.planner.inputs.workload import Workload
+    from unisono.planner.layout_search.device_scaling import scaling_curve
     from unisono.planner.layout_search.front_plot import save_front_plot
-    from unisono.planner.layout_search.layout_candidates import Candidate, Candidates, SearchCounts
+    from unisono.planner.layout_search.layout_candidates import SearchCounts
     from unisono.planner.layout_search.layout_front import pareto_front
-    from unisono.planner.layout_search.search import OBJECTIVES, search
-    from unisono.planner.memory.activation_bytes import (
-        layer_activation_bytes,
-    )
-    from unisono.planner.memory.memory_changes import MemoryChange, smallest_change
-    from unisono.planner.memory.zero_states import StateBytes, state_bytes
-    from unisono.planner.own_measurements.calibration import Calibration, LinkRate
-    from unisono.planner.own_measurements.calibration_from_files import calibrate
-    from unisono.planner.own_measurements.measured_run import MeasuredRun
-    from unisono.planner.own_measurements.own_run import OwnRun
-    from unisono.planner.own_measurements.own_runs import read_own_runs
-    from unisono.planner.pipeline.pipeline_schedule import (
-        PipelineSchedule,
-        StageMessage,
-        StageTimes,
-    )
-    from unisono.planner.pipeline.pipeline_simulation import PipelineSimulation, simulate_pipeline
-    from unisono.planner.pipeline.shared_cores import shared_makespan_s
-    from unisono.planner.pipeline.stage_tasks import stage_tasks
-    from unisono.planner.pipeline.task_plot import save_task_plot, task_svg
-    from unisono.planner.pipeline.task_run import StageTask, TaskGroup, TaskRun, TaskSpan, run_tasks
+    from unisono.planner.layout_search.search import search
+    from unisono.planner.memory.memory_changes import smallest_change
+    from unisono.planner.memory.zero_states import state_bytes
+    from unisono.planner.own_measurements.calibrate_files import calibrate
+    from unisono.planner.own_measurements.calibration import Calibration
+    from unisono.planner.own_measurements.measured_runs import read_own_runs
     from unisono.planner.prediction import Prediction, predict
-    from unisono.planner.recommendation.dlrm_operators import TABLE_UPDATES
-    from unisono.planner.recommendation.dlrm_prediction import DlrmPrediction
-    from unisono.planner.recommendation.dlrm_presets import is_dlrm, load_dlrm
-    from unisono.planner.recommendation.dlrm_shape import INTERACTIONS, Dlrm, TableShape
-    from unisono.planner.recommendation.exchange_traffic import pass_bytes, rank_loads, step_bytes
-    from unisono.planner.recommendation.greedy_placement import place_tables
-    from unisono.planner.recommendation.table_placement import (
-        TABLE_KINDS,
-        PlacedTable,
-        TableKind,
-        TablePiece,
-        TablePlacement,
-    )
-    from unisono.planner.step_sensitivity import Sensitivity, sensitivity
-    from unisono.planner.step_times.time_tree import TimeNode
-    from unisono.planner.training_cost import RunCost, training_run, training_seconds
+    from unisono.planner.step_sensitivity import sensitivity
+    from unisono.planner.training_cost import training_run, training_seconds
 
 _NAMES = {
+    "bottleneck_plot": ("save_bottleneck_plot",),
     "checkpoint_interval": (
-        "FAILURES_PER_DEVICE_HOUR",
         "CheckpointPlan",
         "checkpoint_plan",
-        "goodput",
     ),
+    "inputs.device_cluster": ("Cluster",),
+    "inputs.devices": (
+        "Device",
+        "catalogue",
+    ),
+    "inputs.hugging_face": ("from_hugging_face",),
+    "inputs.layout": ("Layout",),
+    "inputs.layout_check": (
+        "divides_heads",
+        "require_heads",
+    ),
+    "inputs.model_presets": (
+        "PRESETS",
+        "load_model",
+    ),
+    "inputs.tensor_grid": ("layer_elements",),
+    "inputs.training_flops": ("forward_flops",),
+    "inputs.transformer": ("Transformer",),
+    "inputs.workload": ("Workload",),
+    "layout_search.device_scaling": ("scaling_curve",),
     "layout_search.front_plot": ("save_front_plot",),
-    "layout_search.search": (
-        "OBJECTIVES",
-        "search",
-        "simulate_pipeline",
-    ),
-    "own_measurements.calibration_from_files": ("calibrate",),
-    "own_measurements.own_runs": ("read_own_runs",),
+    "layout_search.layout_candidates": ("SearchCounts",),
     "layout_search.layout_front": ("pareto_front",),
-    "own_measurements.calibration": (
-        "Calibration",
-        "LinkRate",
+    "layout_search.search": ("search",),
+    "memory.memory_changes": ("smallest_change",),
+    "memory.zero_states": ("state_bytes",),
+    "own_measurements.calibration": ("Calibration",),
+    "own_measurements.calibrate_files": ("calibrate",),
+    "own_measurements.measured_runs": ("read_own_runs",),
+    "prediction": (
+        "Prediction",
+        "predict",
     ),
-    "own_measurements.measured_run": ("MeasuredRun",),
-    "own_measurements.own_run": ("OwnRun",),
-    "layout_search.device_scaling": (
-        "ScalingPoint",
-        "scaling_curve",
-    ),
-    "step_sensitivity": (
-        "Sensitivity",
-        "sensitivity",
-    ),
+    "step_sensitivity": ("sensitivity",),
     "training_cost": (
-        "RunCost",
         "training_run",
         "training_seconds",
     ),
-    "memory.activation_bytes": ("layer_activation_bytes",),
-    "constants.calibrated_constants": (
-        "CalibratedConstants",
-        "constants_document",
-        "default_constants",
-    ),
-    "inputs.device_cluster": ("Cluster",),
-    "inputs.devices": ("Device", "catalogue", "device_named"),
-    "inputs.layout": ("SCHEDULES", "Layout", "nearest_divisor"),
-    "inputs.tensor_grid": ("TENSOR_KINDS", "TensorGrid"),
-    "inputs.tensor_volume": ("layer_elements",),
-    "inputs.layout_check": ("check_layout", "divides_heads", "require_heads"),
-    "layout_search.layout_candidates": ("Candidate", "Candidates", "SearchCounts"),
-    "memory.memory_changes": ("MemoryChange", "smallest_change"),
-    "inputs.hugging_face": ("from_hugging_face",),
-    "inputs.model_presets": ("PRESETS", "load_model"),
-    "pipeline.pipeline_schedule": ("PipelineSchedule", "StageMessage", "StageTimes"),
-    "pipeline.pipeline_simulation": ("PipelineSimulation", "simulate_pipeline"),
-    "pipeline.stage_tasks": ("stage_tasks",),
-    "prediction": ("Prediction", "predict"),
-    "memory.zero_states": ("StateBytes", "state_bytes"),
-    "pipeline.shared_cores": ("shared_makespan_s",),
-    "pipeline.task_plot": ("save_task_plot", "task_svg"),
-    "pipeline.task_run": ("StageTask", "TaskGroup", "TaskRun", "TaskSpan", "run_tasks"),
-    "step_times.time_tree": ("TimeNode",),
-    "inputs.training_flops": ("forward_flops", "step_flops", "training_days"),
-    "inputs.transformer": ("Transformer",),
-    "inputs.uneven_parts": ("part_of",),
-    "recommendation.dlrm_operators": ("TABLE_UPDATES",),
-    "recommendation.dlrm_prediction": ("DlrmPrediction",),
-    "recommendation.dlrm_presets": ("is_dlrm", "load_dlrm"),
-    "recommendation.dlrm_shape": ("INTERACTIONS", "Dlrm", "TableShape"),
-    "recommendation.exchange_traffic": ("pass_bytes", "rank_loads", "step_bytes"),
-    "recommendation.greedy_placement": ("place_tables",),
-    "recommendation.table_placement": (
-        "TABLE_KINDS",
-        "PlacedTable",
-        "TableKind",
-        "TablePiece",
-        "TablePlacement",
-    ),
-    "bottleneck_plot": ("save_bottleneck_plot",),
-    "inputs.workload": ("PRECISIONS", "RECOMPUTE", "SOFTWARE", "Workload"),
 }
 __getattr__ = lazy_names(
-    __name__, {f"{__name__}.{module}": names for module, names in _NAMES.items()}
+    __name__,
+    {f"{__name__}.{module}": names for module, names in _NAMES.items()}
+    | {__name__: ("recommendation",)},
 )
 
 __all__ = [
-    "FAILURES_PER_DEVICE_HOUR",
-    "INTERACTIONS",
-    "OBJECTIVES",
-    "PRECISIONS",
     "PRESETS",
-    "RECOMPUTE",
-    "SCHEDULES",
-    "SOFTWARE",
-    "TABLE_KINDS",
-    "TABLE_UPDATES",
-    "TENSOR_KINDS",
-    "CalibratedConstants",
     "Calibration",
-    "Candidate",
-    "Candidates",
     "CheckpointPlan",
     "Cluster",
     "Device",
-    "Dlrm",
-    "DlrmPrediction",
     "Layout",
-    "LinkRate",
-    "MeasuredRun",
-    "MemoryChange",
-    "OwnRun",
-    "PipelineSchedule",
-    "PipelineSimulation",
-    "PlacedTable",
     "Prediction",
-    "RunCost",
-    "ScalingPoint",
     "SearchCounts",
-    "Sensitivity",
-    "StageMessage",
-    "StageTask",
-    "StageTimes",
-    "StateBytes",
-    "TableKind",
-    "TablePiece",
-    "TablePlacement",
-    "TableShape",
-    "TaskGroup",
-    "TaskRun",
-    "TaskSpan",
-    "TensorGrid",
-    "TimeNode",
     "Transformer",
     "Workload",
     "calibrate",
     "catalogue",
-    "check_layout",
     "checkpoint_plan",
-    "constants_document",
-    "default_constants",
-    "device_named",
     "divides_heads",
     "forward_flops",
     "from_hugging_face",
-    "goodput",
-    "is_dlrm",
-    "layer_activation_bytes",
     "layer_elements",
-    "load_dlrm",
     "load_model",
-    "nearest_divisor",
     "pareto_front",
-    "part_of",
-    "pass_bytes",
-    "place_tables",
     "predict",
-    "rank_loads",
     "read_own_runs",
+    "recommendation",
     "require_heads",
-    "run_tasks",
     "save_bottleneck_plot",
     "save_front_plot",
-    "save_task_plot",
     "scaling_curve",
     "search",
     "sensitivity",
-    "shared_makespan_s",
-    "simulate_pipeline",
     "smallest_change",
-    "stage_tasks",
     "state_bytes",
-    "step_bytes",
-    "step_flops",
-    "task_svg",
-    "training_days",
     "training_run",
     "training_seconds",
 ]

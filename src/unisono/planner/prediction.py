@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from math import exp, hypot, sqrt
-from typing import overload
 
 from unisono.planner.constants.calibrated_constants import CalibratedConstants, default_constants
 from unisono.planner.constants.prediction_error import NORMAL_80, ErrorCauses
@@ -17,10 +16,7 @@ from unisono.planner.inputs.training_flops import step_flops
 from unisono.planner.inputs.transformer import APPROXIMATION_DEVIATION, Transformer
 from unisono.planner.inputs.workload import Workload
 from unisono.planner.memory.stage_memory import MEMORY_KINDS
-from unisono.planner.own_measurements.calibration import Calibration
-from unisono.planner.own_measurements.own_run import OwnRun
-from unisono.planner.recommendation.dlrm_prediction import DlrmPrediction, predict_dlrm
-from unisono.planner.recommendation.dlrm_shape import Dlrm
+from unisono.planner.own_measurements.calibration import Calibration, OwnRun
 from unisono.planner.run_model import RunModel
 from unisono.planner.stated_inputs import (
     require_workload,
@@ -168,55 +164,15 @@ class Prediction:
         return self.job.recompute
 
 
-@overload
 def predict(
-    model: Transformer,
+    model: Transformer | str,
     cluster: Cluster | str,
     layout: Layout | str,
     job: Workload,
     *,
     constants: CalibratedConstants | None = None,
     calibration: Calibration | None = None,
-) -> Prediction: ...
-
-
-@overload
-def predict(
-    model: Dlrm,
-    cluster: Cluster | str,
-    layout: Layout | str,
-    job: Workload,
-    *,
-    placement: str = "auto",
-    table_update: str = "rows",
-    constants: CalibratedConstants | None = None,
-    calibration: Calibration | None = None,
-) -> DlrmPrediction: ...
-
-
-@overload
-def predict(
-    model: Transformer | Dlrm | str,
-    cluster: Cluster | str,
-    layout: Layout | str,
-    job: Workload,
-    *,
-    constants: CalibratedConstants | None = None,
-    calibration: Calibration | None = None,
-) -> Prediction | DlrmPrediction: ...
-
-
-def predict(
-    model: Transformer | Dlrm | str,
-    cluster: Cluster | str,
-    layout: Layout | str,
-    job: Workload,
-    *,
-    placement: str = "auto",
-    table_update: str = "rows",
-    constants: CalibratedConstants | None = None,
-    calibration: Calibration | None = None,
-) -> Prediction | DlrmPrediction:
+) -> Prediction:
     """Predicts the time and memory of a training step.
 
     For values that are None in `job` or `layout`, the prediction uses the fastest values that fit
@@ -224,11 +180,6 @@ def predict(
     cannot train the model. The message has the nearest valid value. `constants` replace the shipped
     constants. `calibration` holds the user's own measurements (`calibrate`). A model, cluster or
     layout may be a text of the command line, such as "llama3-8b", "h100:8" or "dp=2,tp=4".
-
-    For a recommendation model, `job` counts samples, with seq = 1, and only `dp` and ZeRO 0 or 1
-    are possible in the layout. `placement` is the kind of placement of the tables, for
-    `place_tables`. `table_update` is one of `TABLE_UPDATES`. A calibration then only changes the
-    rates of links.
 
     >>> from unisono import planner
     >>> found = planner.predict(
@@ -243,17 +194,6 @@ def predict(
     model, cluster = stated_model(model), stated_cluster(cluster)
     layout = stated_layout(layout)
     require_workload(job)
-    if isinstance(model, Dlrm):
-        return predict_dlrm(
-            model,
-            cluster,
-            layout,
-            job,
-            placement=placement,
-            table_update=table_update,
-            constants=constants,
-            calibration=calibration,
-        )
     check_layout(model, cluster, layout, job)
     run = _run_model(model, cluster, job, constants or default_constants(), calibration)
     return prediction_of(run, *run.fastest(layout))

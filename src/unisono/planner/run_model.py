@@ -107,11 +107,12 @@ class RunModel:
                     break  # the remaining recomputation modes are slower
         if best is None:
             if smallest is None:
+                chunks, rounds = layout.rules.chunks or 1, layout.rules.least_rounds
                 raise ValueError(
-                    f"the schedule {layout.schedule} needs two groups of layers on each of "
-                    f"{layout.pp} stages, and 2 x pp microbatches for dualpipev; the model has "
-                    f"{self.model.layers} layers; pp = {max(self.model.layers // 2, 1)} or less, "
-                    "or the schedule 1f1b, works"
+                    f"the schedule {layout.schedule} needs {chunks} groups of layers on each of "
+                    f"{layout.pp} stages, and at least {rounds} x pp microbatches; the model has "
+                    f"{self.model.layers} layers; pp = {max(self.model.layers // chunks, 1)} or "
+                    "less, or the schedule 1f1b, works"
                 )
             _, full, micro_batch, recompute = smallest
             best = full, micro_batch, recompute, self.step(full, micro_batch, recompute)
@@ -125,22 +126,22 @@ class RunModel:
     def open_choices(self, layout: Layout) -> Iterator[tuple[Layout, int]]:
         """Yields each complete layout (one with a chosen interleaving) and micro batch to try."""
         per_replica = max(self.workload.global_batch // layout.dp, 1)
-        for micro_batch in self.micro_batches(per_replica, layout.sample_parts):
+        for micro_batch in self.micro_batches(per_replica):
             microbatches = max(per_replica // micro_batch, 1)
             for chunks in self.chunk_counts(layout, microbatches):
                 full = layout if layout.vpp is not None else replace(layout, vpp=chunks)
                 yield full, micro_batch
 
-    def micro_batches(self, per_replica: int, parts: int) -> list[int]:
-        """Returns the micro batches to try: divisors of a replica's batch and multiples of `parts`.
+    def micro_batches(self, per_replica: int) -> list[int]:
+        """Returns the micro batches to try: divisors of a replica's batch.
 
         If the workload states a micro batch, only this one is possible.
         """
         given = self.workload.micro_batch
         if given is not None:
-            return [given] if given % parts == 0 and per_replica % given == 0 else []
-        largest = min(per_replica, max(_LARGEST_MICRO_BATCH, parts))
-        return [size for size in range(parts, largest + 1, parts) if per_replica % size == 0]
+            return [given] if per_replica % given == 0 else []
+        largest = min(per_replica, _LARGEST_MICRO_BATCH)
+        return [size for size in range(1, largest + 1) if per_replica % size == 0]
 
     def chunk_counts(self, layout: Layout, microbatches: int) -> list[int]:
         """Returns the numbers of groups of layers on each stage (`vpp`) to try."""
@@ -153,21 +154,16 @@ class RunModel:
         return found
 
     def _open_chunk_counts(self, layout: Layout, microbatches: int) -> list[int]:
-        if layout.schedule in ("zbv", "dualpipev"):
-            return self._two_chunks(layout, microbatches)
-        if layout.pp == 1 or layout.schedule in ("gpipe", "zb1p") or microbatches % layout.pp:
+        layers, pp, fixed = self.model.layers, layout.pp, layout.rules.chunks
+        if fixed is not None and fixed > 1:
+            enough = layers >= fixed * pp or layers + 2 == fixed * pp
+            enough = enough and microbatches >= layout.rules.least_rounds * pp
+            return [fixed] if enough and pp > 1 else []
+        if pp == 1 or fixed == 1 or microbatches % pp:
             return [1]
-        layers, pp = self.model.layers, layout.pp
         return [
             chunks
             for chunks in range(1, (layers + 2) // pp + 1)
             if chunks == 1 or layers % (pp * chunks) == 0 or (layers + 2) % (pp * chunks) == 0
             if stage_layers(layers, pp, chunks)
         ]
-
-    def _two_chunks(self, layout: Layout, microbatches: int) -> list[int]:
-        layers, parts = self.model.layers, 2 * layout.pp
-        enough = layers >= parts or layers + 2 == parts
-        if layout.pp == 1 or not enough:
-            return []
-        return [] if layout.schedule == "dualpipev" and microbatches < parts else [2]

@@ -10,28 +10,25 @@ from unisono.planner.inputs.layout import Layout
 from unisono.planner.inputs.model_presets import load_model
 from unisono.planner.inputs.transformer import Transformer
 from unisono.planner.inputs.workload import Workload
-from unisono.planner.recommendation.dlrm_presets import is_dlrm, load_dlrm
-from unisono.planner.recommendation.dlrm_shape import Dlrm, refuse_dlrm
 
 if TYPE_CHECKING:
     from unisono.launch import Executor
 
 
-def stated_model(model: Transformer | Dlrm | str | Path) -> Transformer | Dlrm:
-    """Returns the model of a name or a file; other models unchanged. Raises TypeError."""
-    if isinstance(model, str | Path):
-        return load_dlrm(model) if is_dlrm(model) else load_model(model)
-    if not isinstance(model, Transformer | Dlrm):
-        raise _wrong("model", "a Transformer, a Dlrm or a name such as 'llama3-8b'", model)
-    return model
-
-
-def stated_transformer(model: Transformer | str | Path, caller: str) -> Transformer:
-    """Returns the transformer of a name or a file. Raises ValueError for recommendation models."""
-    found = stated_model(model)
-    refuse_dlrm(found, caller)
-    assert isinstance(found, Transformer)
-    return found
+def stated_model(model: Transformer | str | Path) -> Transformer:
+    """Returns the model of a name or a file; other models unchanged. Raises TypeError, and
+    ValueError for a name of no transformer.
+    """
+    if isinstance(model, Transformer):
+        return model
+    if str(model).lower().startswith("dlrm"):  # a name, or the text of a `Dlrm`
+        raise ValueError(
+            "recommendation models have functions of their own: predict and search of "
+            "unisono.planner.recommendation"
+        )
+    if not isinstance(model, str | Path):
+        raise _wrong("model", "a Transformer or a name such as 'llama3-8b'", model)
+    return load_model(model)
 
 
 def stated_cluster(cluster: Cluster | str) -> Cluster:

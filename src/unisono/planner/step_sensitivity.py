@@ -13,13 +13,12 @@ from unisono.planner.inputs.transformer import Transformer
 from unisono.planner.inputs.workload import Workload
 from unisono.planner.own_measurements.calibration import Calibration
 from unisono.planner.prediction import predict
-from unisono.planner.recommendation.dlrm_shape import Dlrm
 from unisono.planner.stated_inputs import stated_cluster, stated_layout, stated_model
 
 _CHANGE = 1.01
 _HOST_TIMES = (
     *("eager_launch_s", "launch_s", "expert_launch_s", "pair_launch_s"),
-    *("eager_step_s", "step_s", "dlrm_step_s", "microbatch_s", "kernel_start_s"),
+    *("eager_step_s", "step_s", "microbatch_s", "kernel_start_s"),
 )
 _START_TIMES = ("link_start_s", "link_rank_s", "network_start_s")
 
@@ -43,7 +42,7 @@ _Machine = tuple[Cluster, CalibratedConstants]
 
 
 def sensitivity(
-    model: Transformer | Dlrm | str,
+    model: Transformer | str,
     cluster: Cluster | str,
     layout: Layout | str,
     job: Workload,
@@ -58,8 +57,7 @@ def sensitivity(
     of the network, start-up times of exchanges, host times. Elasticities are central differences of
     1 %. A larger memory helps only where `job` or `layout` leaves a choice open (None). For a
     cluster with a topology, the rates of links are omitted. Raises ValueError for a layout that
-    cannot train the model, and for a factor that is not over 1. Tables of a recommendation model
-    are placed by "auto".
+    cannot train the model, and for a factor that is not over 1.
 
     >>> from unisono import planner
     >>> rows = planner.sensitivity(

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
-from unisono import planner
+from unisono import pipeline
 
 _SHOWN_RANKS = 8
 _SHOWN_LOSSES = 5
@@ -100,14 +100,14 @@ def _forecast(predicted: Mapping[str, Any]) -> str:
 def save_passes_plot(passes: Mapping[str, Any], path: Path) -> None:
     """Draws the passes of a result in two panels: predicted and measured."""
     runs = {f"{name} passes": _task_run(rows) for name, rows in passes.items()}
-    planner.save_task_plot(runs, path)
+    pipeline.save_task_plot(runs, path)
 
 
-def _task_run(rows: Sequence[Any]) -> planner.TaskRun:
-    return planner.TaskRun(
+def _task_run(rows: Sequence[Any]) -> pipeline.TaskRun:
+    return pipeline.TaskRun(
         spans=tuple(
             tuple(
-                planner.TaskSpan(planner.StageTask(*task), begin_s, end_s)
+                pipeline.TaskSpan(pipeline.StageTask(*task), begin_s, end_s)
                 for task, begin_s, end_s in row
             )
             for row in rows

@@ -43,7 +43,7 @@ class LayoutRun:
     """Capacity of an expert divided by its mean load; None: no token is dropped."""
     placement: str = "auto"
     """Kind of the placement of embedding tables on the ranks of `dp`: "auto", or one of
-    `planner.TABLE_KINDS`."""
+    `planner.recommendation.TABLE_KINDS`."""
     tells_passes: bool = False
     """True if the result contains the passes of the last step, measured and predicted."""
     tells_schedule: bool = False

@@ -8,11 +8,11 @@ from typing import Any
 
 from rich.table import Table
 
-from unisono import planner
 from unisono.commands.planning.layout_tables import PlanOutput, common_document
 from unisono.commands.planning.plan_inputs import read_cluster
 from unisono.commands.planning.plan_options import PlanOptions
-from unisono.planner import Calibration, DlrmPrediction, Layout, Workload, load_dlrm
+from unisono.planner import Calibration, Layout, Workload, recommendation
+from unisono.planner.recommendation import DlrmPrediction
 
 _REFUSED = ("pareto", "scaling", "sensitivity", "checkpoints", "tokens", "plot_path")
 
@@ -25,8 +25,6 @@ def dlrm_output(options: PlanOptions) -> PlanOutput:
         if getattr(options, name):
             option = "plot" if name == "plot_path" else name
             raise ValueError(f"--{option} is for transformers, not for recommendation models")
-    if options.tensor != "1d":
-        raise ValueError("--tensor is for transformers, not for recommendation models")
     predictions = _predictions(options)
     best = predictions[0]
     title = (
@@ -46,7 +44,8 @@ def dlrm_output(options: PlanOptions) -> PlanOutput:
 
 def _predictions(options: PlanOptions) -> tuple[DlrmPrediction, ...]:
     assert options.model and options.cluster and options.batch is not None
-    model, cluster = load_dlrm(options.model), read_cluster(options.cluster, options.topology)
+    model = recommendation.load_dlrm(options.model)
+    cluster = read_cluster(options.cluster, options.topology)
     job = Workload(
         seq=1 if options.seq is None else options.seq,
         global_batch=options.batch,
@@ -58,7 +57,7 @@ def _predictions(options: PlanOptions) -> tuple[DlrmPrediction, ...]:
     calibration = Calibration.load(options.calibration) if options.calibration else None
     if options.layout is not None or options.placement is not None:
         layout = Layout.read(options.layout or f"dp={cluster.devices}")
-        found = planner.predict(
+        found = recommendation.predict(
             model,
             cluster,
             layout,
@@ -68,7 +67,7 @@ def _predictions(options: PlanOptions) -> tuple[DlrmPrediction, ...]:
             calibration=calibration,
         )
         return (found,)
-    return planner.search(
+    return recommendation.search(
         model,
         cluster,
         job,

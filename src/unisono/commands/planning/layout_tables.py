@@ -12,7 +12,8 @@ from rich.table import Table
 from unisono import planner
 from unisono.commands.planning.plan_inputs import PlanInputs
 from unisono.commands.planning.plan_options import PlanOptions
-from unisono.planner import DlrmPrediction, Prediction, SearchCounts
+from unisono.planner import Prediction, SearchCounts
+from unisono.planner.recommendation import DlrmPrediction
 
 _TOLERANCE = 0.05
 """Fraction of the step time or of the memory capacity that a further layout of the front must
@@ -66,7 +67,6 @@ def _predictions(
         objective=options.objective,
         longest_s=options.longest_s,
         keep=options.keep,
-        tensors=options.tensor.split(","),
         calibration=inputs.calibration,
     )
     notes = [each.next_lost for each in candidates]
@@ -104,7 +104,6 @@ def front_output(inputs: PlanInputs, options: PlanOptions) -> PlanOutput:
         inputs.cluster,
         inputs.job,
         tolerance=_TOLERANCE,
-        tensors=options.tensor.split(","),
         calibration=inputs.calibration,
     )
     written = []

@@ -71,12 +71,14 @@ def of_best(
 
 
 def _checkpoints(options: PlanOptions, best: Prediction) -> CheckpointPlan:
-    rate = planner.FAILURES_PER_DEVICE_HOUR
-    if options.failure_hours is not None:
-        if not options.failure_hours > 0:
-            raise ValueError(f"--failure-hours must be positive, not {options.failure_hours}")
-        rate = 1 / options.failure_hours
-    return planner.checkpoint_plan(best, failures_per_device_hour=rate, storage_Bps=options.storage)
+    hours = options.failure_hours
+    if hours is None:
+        return planner.checkpoint_plan(best, storage_Bps=options.storage)
+    if not hours > 0:
+        raise ValueError(f"--failure-hours must be positive, not {hours}")
+    return planner.checkpoint_plan(
+        best, failures_per_device_hour=1 / hours, storage_Bps=options.storage
+    )
 
 
 def _checkpoint_text(plan: CheckpointPlan) -> str:

@@ -69,13 +69,6 @@ class PlanOptions:
         str | None,
         typer.Option(help="Predict this layout: dp=16,tp=8,pp=8,zero=1; or a .json file."),
     ] = None
-    tensor: Annotated[
-        str,
-        typer.Option(
-            metavar="KINDS",
-            help="Kinds of tensor parallelism to search: 1d, or several such as 1d,2d,2.5d,3d.",
-        ),
-    ] = "1d"
     placement: Annotated[
         str | None,
         typer.Option(
@@ -217,8 +210,6 @@ class PlanOptions:
     def _check_searches(self) -> None:
         """Raises ValueError for options of a search without one, and for two searches."""
         of_search = [name for name in self._stated() if name in _OF_SEARCH]
-        if self.tensor != "1d" and (self.layout is not None or self.scaling):
-            raise ValueError("--tensor needs a search or --pareto; write tensor=2d in --layout")
         if self.layout is not None and (self.pareto or self.scaling):
             raise ValueError("--pareto and --scaling search all layouts; leave --layout out")
         for mode in ("layout", "placement", "pareto", "scaling"):

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from unisono.commands.simulate.options import SimulateOptions
-    from unisono.planner import PipelineSchedule, PipelineSimulation, TaskRun
+    from unisono.pipeline import PipelineSchedule, PipelineSimulation, TaskRun
 
 _BINS = 192
 
 
 def run(options: SimulateOptions) -> Output:
     """Simulates the schedule of a file on a network. Raises ValueError for another file."""
-    from unisono.planner import PipelineSchedule, simulate_pipeline
+    from unisono.pipeline import PipelineSchedule, simulate_pipeline
     from unisono.topology import load
 
     schedule = PipelineSchedule.load(options.op)
@@ -97,7 +97,7 @@ def pictures(
     options: SimulateOptions, schedule: PipelineSchedule, done: PipelineSimulation
 ) -> Iterator[tuple[Path, str]]:
     """Yields the requested pictures and trace, as (path, contents)."""
-    from unisono.planner import task_svg
+    from unisono.pipeline import task_svg
     from unisono.show import link_heat_map
     from unisono.simulator import to_chrome_trace
 

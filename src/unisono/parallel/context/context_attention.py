@@ -9,6 +9,7 @@ from types import MappingProxyType
 import torch
 from torch import distributed as dist
 
+from unisono.division import nearest_divisor
 from unisono.parallel.context.gathered_attention import (
     allgather_attention,
     ulysses_attention,
@@ -16,7 +17,6 @@ from unisono.parallel.context.gathered_attention import (
 )
 from unisono.parallel.context.ring_attention import ring_attention
 from unisono.parallel.divisible.interfaces import MicrobatchPart
-from unisono.planner import nearest_divisor
 
 CONTEXT_KINDS = ("ring", "ulysses", "allgather")
 """Kinds of exchange between ranks. `ring` sends keys and values around a ring of ranks, and holds

@@ -22,7 +22,7 @@ from torch import distributed as dist
 from torch.nn import functional
 from torch.overrides import handle_torch_function, has_torch_function
 
-from unisono.planner import part_of
+from unisono.division import part_of
 from unisono.torch_backend import all_gather_single, reduce_scatter_single
 
 Group = dist.ProcessGroup | None

@@ -9,8 +9,8 @@ from types import MappingProxyType
 import torch
 from torch import nn
 
+from unisono.division import part_of
 from unisono.parallel.training_mesh import TrainingMesh
-from unisono.planner import part_of
 
 _ATTRIBUTE = "unisono_block"
 _COPIES: Mapping[str, str] = MappingProxyType({"tp": "tokens", "ep": "expert_tokens"})

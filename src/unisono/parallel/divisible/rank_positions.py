@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from unisono.division import part_of
 from unisono.parallel.context import zigzag_part
 from unisono.parallel.training_mesh import TrainingMesh
-from unisono.planner import part_of
 
 
 def own_positions(mesh: TrainingMesh, *, length: int, is_divided: bool = False) -> torch.Tensor:

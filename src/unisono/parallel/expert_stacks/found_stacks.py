@@ -8,13 +8,14 @@ from dataclasses import dataclass, field, replace
 
 from torch import nn
 
+from unisono.division import nearest_divisor
 from unisono.parallel.divisible.interfaces import Divisible
 from unisono.parallel.expert_stacks.expert_stack import (
     ExpertStack,
     attributes_that_count,
 )
 from unisono.parallel.expert_stacks.stack_check import checked_stack
-from unisono.planner import Layout, nearest_divisor
+from unisono.planner import Layout
 from unisono.torch_backend import has_hooks, own_parameters
 
 _MATRICES = 3

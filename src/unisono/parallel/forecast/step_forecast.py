@@ -14,7 +14,8 @@ from torch import distributed as dist
 from unisono.native import usable_cores
 from unisono.parallel.run import ParallelRun
 from unisono.parallel.run.model_stages import stage_count
-from unisono.planner import Layout, StageTask, shared_makespan_s
+from unisono.pipeline import StageTask, run_tasks
+from unisono.planner import Layout
 
 _WARM_UP, _BLOCKS, _STEPS = 3, 5, 5
 
@@ -158,7 +159,7 @@ class _StageTimes(NamedTuple):
                 found_s += self.ends[part]
             return found_s * (0.5 if task.kind in ("I", "W") else 1.0)
 
-        return shared_makespan_s(run.tasks(), seconds, cores=cores)
+        return run_tasks(run.tasks(), seconds, cores=cores).makespan_s
 
 
 def _pipeline_forecast(

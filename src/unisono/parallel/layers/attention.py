@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
+from unisono.division import nearest_divisor
 from unisono.parallel.context import ContextAttention
 from unisono.parallel.divisible.interfaces import ALL_ACTIVATIONS, MicrobatchPart
 from unisono.parallel.divisible.parameter_block import cut
@@ -14,7 +15,7 @@ from unisono.parallel.divisible.rank_positions import own_positions
 from unisono.parallel.layers.rotary import rotated
 from unisono.parallel.layers.tensor_parallel import tensor_parallel
 from unisono.parallel.training_mesh import TrainingMesh
-from unisono.planner import Layout, Transformer, nearest_divisor, require_heads
+from unisono.planner import Layout, Transformer, require_heads
 
 
 class SelfAttention(nn.Module):

@@ -9,10 +9,10 @@ from torch import distributed as dist
 from torch import nn
 from torch.nn import functional
 
+from unisono.division import part_of
 from unisono.parallel.divisible.exchanges import Group
 from unisono.parallel.rank_grid import GROUPS
 from unisono.parallel.training_mesh import TrainingMesh
-from unisono.planner import part_of
 
 IGNORED = -100
 """Target of positions that do not count in the loss, as in torch."""

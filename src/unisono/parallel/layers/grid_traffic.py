@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 
 from torch import nn
 
+from unisono.division import part_of
 from unisono.parallel.divisible.interfaces import MicrobatchPart
-from unisono.planner import Layout, part_of
+from unisono.planner import Layout
 
 
 class GridTraffic(ABC):

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from unisono.division import part_of
 from unisono.parallel.counter_random import CounterRandom
 from unisono.parallel.divisible.interfaces import ALL_ACTIVATIONS
 from unisono.parallel.divisible.rank_positions import own_positions
 from unisono.parallel.layers.grid_cuts import COLUMN, DEPTH, ROW
 from unisono.parallel.training_mesh import TrainingMesh
-from unisono.planner import part_of
 
 
 @dataclass(slots=True, kw_only=True)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from unisono.division import nearest_divisor
 from unisono.parallel.divisible.exchanges import gather_copies, keep_part
 from unisono.parallel.divisible.interfaces import ALL_ACTIVATIONS, MicrobatchPart
 from unisono.parallel.divisible.parameter_block import cut, sum_over_tp
@@ -18,7 +19,7 @@ from unisono.parallel.layers.expert_exchange import ExpertExchange
 from unisono.parallel.layers.feed_forward import activate
 from unisono.parallel.layers.tensor_1d import SEQUENCE
 from unisono.parallel.training_mesh import TrainingMesh
-from unisono.planner import Transformer, nearest_divisor
+from unisono.planner import Transformer
 
 _BALANCE = 0.01
 _COUNT_BYTES = 8

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
+from unisono.division import part_of
 from unisono.parallel.divisible.exchanges import Group
 from unisono.parallel.layers.autocast_inputs import autocast_input
-from unisono.planner import part_of
 
 
 def summa(

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from unisono.division import part_of
 from unisono.parallel.divisible.exchanges import sum_to_parts, swap_blocks
 from unisono.parallel.layers.grid_cuts import (
     COLUMN,
@@ -27,7 +28,6 @@ from unisono.parallel.layers.grid_traffic import GridElements, PlaneTraffic
 from unisono.parallel.layers.summa import summa
 from unisono.parallel.layers.tensor_1d import own_rows
 from unisono.parallel.training_mesh import TrainingMesh
-from unisono.planner import part_of
 
 
 class Tensor2D(GridElements):

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from unisono.division import part_of
 from unisono.parallel.divisible.exchanges import gather_parts, sum_to_parts
 from unisono.parallel.layers.grid_cuts import (
     COLUMN,
@@ -28,7 +29,6 @@ from unisono.parallel.layers.grid_cuts import (
 from unisono.parallel.layers.grid_traffic import CubeTraffic, GridElements
 from unisono.parallel.layers.tensor_1d import own_rows
 from unisono.parallel.training_mesh import TrainingMesh
-from unisono.planner import part_of
 
 
 class Tensor3D(GridElements):

@@ -1,15 +1,15 @@
 """Recommendation models: embedding tables divided over ranks, and dense layers on every rank.
 
-`DLRM` is the model. Its sizes are those of `unisono.planner.Dlrm`, here also called `DLRMShape`.
-The planner's `place_tables` chooses a `TablePlacement`, the ranks of the parts of each table.
+`DLRM` is the model. Its sizes are those of the planner's `Dlrm`, here also called `DLRMShape`.
+`place_tables` of the planner chooses a `TablePlacement`, the ranks of the parts of each table.
 `bag_exchange` sends ids to the ranks that hold the rows of these ids, and `divided_lookup` returns
 the sums of the rows.
 """
 
 from unisono.parallel.recommendation.dlrm_model import DLRM
 from unisono.parallel.recommendation.dlrm_module_shape import dlrm_shape
-from unisono.planner import Dlrm as DLRMShape
-from unisono.planner import (
+from unisono.planner.recommendation import Dlrm as DLRMShape
+from unisono.planner.recommendation import (
     PlacedTable,
     TableKind,
     TablePiece,

@@ -21,7 +21,7 @@ from unisono.parallel.recommendation.bag_exchange import (
     exchange_bags,
     sum_bags,
 )
-from unisono.planner import TablePiece, TablePlacement
+from unisono.planner.recommendation import TablePiece, TablePlacement
 
 
 class DividedLookup:

@@ -18,7 +18,7 @@ from torch import nn
 from unisono.parallel.divisible.interfaces import MicrobatchPart
 from unisono.parallel.layers import draw_weights
 from unisono.parallel.recommendation.embedding_tables import EmbeddingTables
-from unisono.planner import Dlrm, TablePlacement
+from unisono.planner.recommendation import Dlrm, TablePlacement
 
 _BATCH = 4096
 
@@ -30,7 +30,7 @@ class DLRM(nn.Module):
     other columns are the places for the ids of each table; -1 marks an empty place. So one tensor
     holds a batch.
 
-    >>> from unisono.planner import Dlrm, TableShape
+    >>> from unisono.planner.recommendation import Dlrm, TableShape
     >>> tables = (TableShape(rows=50, ids=2), TableShape(rows=9))
     >>> shape = Dlrm(counters=1, width=4, tables=tables, bottom=(8,), top=(8,))
     >>> model = DLRM(shape, seed=0)
@@ -51,8 +51,8 @@ class DLRM(nn.Module):
         """`seed` determines the weights, which do not depend on the layout.
 
         `placement`: the ranks of the tables; or "auto" for the choice of the cost model; or one of
-        `planner.TABLE_KINDS` for all tables. `samples`: number of samples of a step on all ranks
-        together, for the cost model. Raises `ValueError` for an interaction other than "dot".
+        `TABLE_KINDS` of the planner for all tables. `samples`: number of samples of a step on all
+        ranks together, for the cost model. Raises `ValueError` for an interaction other than "dot".
         """
         super().__init__()
         if shape.interaction != "dot":

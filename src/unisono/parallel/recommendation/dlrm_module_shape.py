@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from unisono.parallel.recommendation.dlrm_model import DLRM
-from unisono.planner import Dlrm, TableShape
+from unisono.planner.recommendation import Dlrm, TableShape
 
 
 def dlrm_shape(module: nn.Module, *, ids: Sequence[int] | None = None) -> Dlrm:
@@ -60,7 +60,7 @@ def dlrm_shape(module: nn.Module, *, ids: Sequence[int] | None = None) -> Dlrm:
         raise ValueError(
             f"the module has {counted} parameters and a top network of {top[0]} inputs, but dot "
             f"products of {shape.vectors} vectors make {shape.parameters} and "
-            f"{shape.top_widths[0]}; state the sizes as planner.Dlrm(...)"
+            f"{shape.top_widths[0]}; state the sizes as recommendation.Dlrm(...)"
         )
     return shape
 
@@ -77,6 +77,6 @@ def _networks(linears: Sequence[nn.Linear], width: int) -> tuple[tuple[int, ...]
         sizes = [(each.in_features, each.out_features) for each in linears]
         raise ValueError(
             f"expected linear layers that end with the width {width}, then layers that end with "
-            f"1, found {sizes}; state the sizes as planner.Dlrm(...)"
+            f"1, found {sizes}; state the sizes as recommendation.Dlrm(...)"
         )
     return tuple(chains[0]), tuple(chains[1])

@@ -12,7 +12,7 @@ from unisono.parallel.divisible.parameter_block import keep
 from unisono.parallel.recommendation.bag_exchange import NO_ID, Bags, sum_bags
 from unisono.parallel.recommendation.divided_lookup import DividedLookup, piece_bags
 from unisono.parallel.training_mesh import TrainingMesh
-from unisono.planner import (
+from unisono.planner.recommendation import (
     TablePiece,
     TablePlacement,
     TableShape,

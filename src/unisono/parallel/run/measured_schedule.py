@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from unisono.planner import (
+from unisono.pipeline import (
     PipelineSchedule,
     StageMessage,
     StageTimes,

@@ -13,9 +13,6 @@ from unisono.parallel.layers import TokenEmbedding
 from unisono.planner import Layout
 from unisono.torch_backend import has_hooks, own_children
 
-V_SCHEDULES = ("zbv", "dualpipev")
-"""Schedules in which a rank holds one stage from each end of the model."""
-
 
 def cut_stages(costs: Sequence[float], stages: int) -> list[int]:
     """Returns the first module of each stage, for stages whose largest cost is minimal.
@@ -51,7 +48,7 @@ def stages_of_rank(layout: Layout, rank: int) -> list[int]:
     >>> stages_of_rank(Layout(pp=2, vpp=2, schedule="zbv"), 0)
     [0, 3]
     """
-    if layout.schedule in V_SCHEDULES and layout.pp > 1:
+    if layout.rules.is_v and layout.pp > 1:
         return [rank, 2 * layout.pp - 1 - rank]
     return [rank + chunk * layout.pp for chunk in range(layout.chunks)]
 
@@ -60,7 +57,7 @@ def stage_count(layout: Layout) -> int:
     """Returns the number of stages of a layout's pipeline."""
     if layout.pp == 1:
         return 1
-    return layout.pp * (2 if layout.schedule in V_SCHEDULES else layout.chunks)
+    return layout.pp * (2 if layout.rules.is_v else layout.chunks)
 
 
 def is_sequence(model: nn.Module) -> bool:

@@ -35,7 +35,7 @@ from unisono.parallel.run.step_failure import StepFailure
 from unisono.parallel.run.step_figures import StepFigures
 from unisono.parallel.run.unchanged_modules import unchanged
 from unisono.parallel.training_mesh import TrainingMesh
-from unisono.planner import PipelineSchedule, TaskGroup, TaskRun
+from unisono.pipeline import PipelineSchedule, TaskGroup, TaskRun
 
 _AXES = ("pp", "tp", "shard", "dp_replicate")
 """The groups that together have all ranks of a layout."""

@@ -22,7 +22,7 @@ from unisono.parallel.run.torch_schedules import (
 )
 from unisono.parallel.run.traced_stages import TracedStage
 from unisono.parallel.training_mesh import TrainingMesh
-from unisono.planner import TaskGroup
+from unisono.pipeline import TaskGroup
 from unisono.torch_backend import skip_message_setup
 
 _PartLoss = Callable[[Any, Microbatch], torch.Tensor]

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from unisono.division import part_of
 from unisono.parallel.run.fully_sharded_set import split_dim
 from unisono.parallel.run.optimizers import Optimizers
 from unisono.parallel.run.parameter_sets import HeldParameter, ParameterSet, shard_name
 from unisono.parallel.training_mesh import TrainingMesh
-from unisono.planner import Layout, StateBytes, part_of, state_bytes
+from unisono.planner import Layout, state_bytes
 
 _FLOAT32_BYTES = 4
 _ADAM_STATES = 2
@@ -113,7 +114,7 @@ def predicted_memory(
         for (optimizer, group), names in zip(pairs, groups, strict=True)
         for name in names
     }
-    found = dict.fromkeys(StateBytes._fields, 0.0)
+    found = dict.fromkeys(("weights", "gradients", "optimizer"), 0.0)
     for held in (held for each in sets for held in each.held):
         shards = len(mesh.ranks(shard_name(held.block)))
         states = state_bytes(_elements(held, mesh), zero=stage, shards=shards, precision="fp32")

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from unisono.division import part_of
 from unisono.parallel.checkpoint import TensorBlock, flat_range_blocks
 from unisono.parallel.data_parallelism.flat_parameters import FlatSpan
 from unisono.parallel.divisible.parameter_block import ParameterBlock
@@ -19,7 +20,6 @@ from unisono.parallel.run.parameter_sets import (
     shard_name,
 )
 from unisono.parallel.training_mesh import TrainingMesh
-from unisono.planner import part_of
 
 _STATES = "optimizer."
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from unisono.planner import StageTask, TaskGroup, TaskRun, TaskSpan, run_tasks
+from unisono.pipeline import StageTask, TaskGroup, TaskRun, TaskSpan, run_tasks
 
 _KINDS = ("F", "B", "I", "W")
 

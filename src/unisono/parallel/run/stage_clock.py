@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from unisono.planner import StageTask, TaskSpan
+from unisono.pipeline import StageTask, TaskSpan
 
 
 class StageClock:

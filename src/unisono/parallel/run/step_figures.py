@@ -26,7 +26,7 @@ from unisono.parallel.run.run_report import (
 )
 from unisono.parallel.run.schedule_tasks import run_equal_passes, run_like
 from unisono.parallel.training_mesh import TrainingMesh
-from unisono.planner import PipelineSchedule, TaskGroup, TaskRun
+from unisono.pipeline import PipelineSchedule, TaskGroup, TaskRun
 
 
 class StepFigures:

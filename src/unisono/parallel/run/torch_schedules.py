@@ -6,20 +6,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
-from torch.distributed.pipelining import (
-    Schedule1F1B,
-    ScheduleDualPipeV,
-    ScheduleGPipe,
-    ScheduleInterleaved1F1B,
-    ScheduleInterleavedZeroBubble,
-    ScheduleLoopedBFS,
-    ScheduleZBVZeroBubble,
-)
+from torch.distributed import pipelining
 
 from unisono.parallel.run.model_stages import stage_count, stages_of_rank
 from unisono.parallel.run.schedule_tasks import tasks_of
 from unisono.parallel.run.torch_features import need_torch
-from unisono.planner import Layout, PipelineSchedule, TaskGroup, stage_tasks
+from unisono.pipeline import PipelineSchedule, TaskGroup, stage_tasks
+from unisono.planner import Layout
 
 
 def pipeline_schedule(
@@ -100,19 +93,15 @@ def check_microbatches(layout: Layout, microbatches: int) -> None:
     pp = layout.pp
     if pp == 1:
         return
-    needed = {"dualpipev": 2 * pp, "zbv": pp}.get(layout.schedule, 1)
-    if layout.schedule == "1f1b" and layout.chunks == 1:
-        needed = pp
+    rules, torch_schedule = layout.rules, layout.rules.torch_schedule(layout.chunks)
+    needed = max(1, pp * max(rules.least_rounds, torch_schedule.least_rounds))
     if microbatches < needed:
         raise ValueError(
             f"the schedule {layout.schedule} with pp = {pp} needs at least {needed} microbatches, "
             f"not {microbatches}; pass microbatches={needed}"
         )
     rounds = max(1, microbatches // pp)
-    in_rounds = layout.schedule in ("interleaved", "zb1p") or (
-        layout.schedule == "1f1b" and layout.chunks > 1
-    )
-    if in_rounds and microbatches % rounds:
+    if torch_schedule.whole_rounds and microbatches % rounds:
         raise ValueError(
             f"the schedule {layout.schedule} with pp = {pp} needs a multiple of {rounds} "
             f"microbatches, not {microbatches}; {rounds * pp} works"
@@ -121,19 +110,9 @@ def check_microbatches(layout: Layout, microbatches: int) -> None:
 
 def is_single(layout: Layout) -> bool:
     """Returns True if torch's class for the schedule takes one stage per rank, not a list."""
-    return layout.schedule in ("gpipe", "1f1b") and layout.chunks == 1
+    return layout.rules.single is not None and layout.chunks == 1
 
 
 def schedule_class(layout: Layout) -> Any:
     """Returns torch's class for a layout's schedule."""
-    if layout.schedule == "gpipe":
-        return ScheduleGPipe if layout.chunks == 1 else ScheduleLoopedBFS
-    if layout.schedule == "1f1b" and layout.chunks == 1:
-        return Schedule1F1B
-    return {
-        "1f1b": ScheduleInterleaved1F1B,
-        "interleaved": ScheduleInterleaved1F1B,
-        "zb1p": ScheduleInterleavedZeroBubble,
-        "zbv": ScheduleZBVZeroBubble,
-        "dualpipev": ScheduleDualPipeV,
-    }[layout.schedule]
+    return getattr(pipelining, layout.rules.torch_schedule(layout.chunks).name)

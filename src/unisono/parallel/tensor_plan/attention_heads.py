@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from unisono.division import nearest_divisor
 from unisono.parallel.tensor_plan.adapters import inner_layer
 from unisono.parallel.tensor_plan.linear_sizes import inputs_of, outputs_of
 from unisono.parallel.tensor_plan.styles import Style
-from unisono.planner import divides_heads, nearest_divisor
+from unisono.planner import divides_heads
 
 _WIDTHS = ("head_dim", "attention_head_size", "head_size", "d_head", "dim_head")
 _QUERIES = (

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
+from unisono.division import part_of
 from unisono.parallel.divisible.parameter_block import Span
 from unisono.parallel.tensor_plan.attention_heads import AttentionHeads
 from unisono.parallel.tensor_plan.linear_sizes import (
@@ -17,7 +18,6 @@ from unisono.parallel.tensor_plan.linear_sizes import (
     weight_of,
 )
 from unisono.parallel.tensor_plan.styles import Style
-from unisono.planner import part_of
 from unisono.torch_backend import has_hooks, own_parameters
 
 

@@ -46,10 +46,11 @@ class Device:
     """Sustained clock rate, as a share of the clock rate of this architecture's full-power
     device."""
     watts: float | None = None
-    """Power in watts, from the data sheet. None: not known."""
+    """Largest power in watts. None: not known."""
     price_per_hour: float | None = None
     """Price of an hour, in any currency. None: not known; the catalogue has none."""
     source: str = "stated by the user"
+    """Places of the numbers. In the catalogue by field, such as "memory_Bps, units: PLACE; ..."."""
     aliases: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:

@@ -18,7 +18,7 @@ class DeviceParameters(NamedTuple):
 def layer_parameters(model: Transformer, layout: Layout, *, experts: bool) -> DeviceParameters:
     """Returns the parameters of one layer on one device. `experts`: True for a layer with experts.
 
-    1D tensor parallelism divides matrices. It replicates norms, biases, the router, the first
+    Tensor parallelism divides matrices. It replicates norms, biases, the router, the first
     matrices of latent attention, and key-value heads if there are fewer of them than ranks.
 
     >>> model = Transformer(layers=1, hidden=64, heads=8, kv_heads=2, gated=True, vocab=9)
@@ -31,8 +31,6 @@ def layer_parameters(model: Transformer, layout: Layout, *, experts: bool) -> De
     whole = model.shared_layer_parameters if experts else model.dense_layer_parameters
     split = layout.tp if layout.ep == 1 else layout.ep
     routed = model.experts * model.expert_parameters / split if experts else 0.0
-    if layout.tensor != "1d":
-        return DeviceParameters(whole / layout.weight_parts, routed)
     once = model.vector_parameters + (model.hidden * model.experts if experts else 0)
     copies = 1.0
     if model.kv_rank:
@@ -59,5 +57,5 @@ def stage_parameters(
     outer = (model.embedding_parameters if first else 0) + more * model.mtp_parameters
     if last and (not first or not model.tied):
         outer += model.vocab * model.hidden
-    found = dense * plain.dense + moe * mixed.dense + outer / layout.weight_parts
+    found = dense * plain.dense + moe * mixed.dense + outer / layout.tp
     return DeviceParameters(found, moe * mixed.routed)

@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
+from unisono.division import nearest_divisor
+from unisono.pipeline import SCHEDULES, PipelineSize, ScheduleRules
 from unisono.planner.inputs.tensor_grid import TensorGrid
 from unisono.planner.inputs.whole_numbers import switch, whole_number
 from unisono.text_files import reading
 
-SCHEDULES = ("1f1b", "gpipe", "interleaved", "zb1p", "zbv", "dualpipev")
-"""Pipeline schedules. With `vpp` over 1, "1f1b" is the interleaved schedule."""
 _TEXTS = ("schedule", "tensor")
 _COUNTS = ("dp", "tp", "pp", "cp", "ep", "vpp", "dp_replicate")
 _OTHER_NAMES = {"sp": "sequence_parallel", "replicas": "dp_replicate", "zero_stage": "zero"}
@@ -58,7 +58,7 @@ class Layout:
     """Number of replicas of the shards (hybrid sharding): ZeRO divides among `dp x cp /
     dp_replicate` devices."""
     schedule: str = "1f1b"
-    """Pipeline schedule: one of `SCHEDULES`."""
+    """Pipeline schedule: one of `unisono.pipeline.SCHEDULES`."""
     tensor: str = "1d"
     """Kind of tensor parallelism: one of `TENSOR_KINDS`."""
 
@@ -125,21 +125,18 @@ class Layout:
         return self.vpp or 1
 
     @property
+    def rules(self) -> ScheduleRules:
+        """The rules of the pipeline schedule."""
+        return SCHEDULES[self.schedule]
+
+    def pipeline_size(self, microbatches: int) -> PipelineSize:
+        """Returns the size of a pipeline with this number of microbatches."""
+        return PipelineSize(self.pp, self.chunks, microbatches)
+
+    @property
     def tensor_grid(self) -> TensorGrid:
         """The grid of the `tp` ranks: number of ranks along its depth, rows and columns."""
         return TensorGrid.of(self.tensor, self.tp)
-
-    @property
-    def weight_parts(self) -> int:
-        """Number of parts into which tensor parallelism divides each matrix."""
-        if self.tensor in ("1d", "2d", "3d"):
-            return self.tp
-        return self.tp // self.tensor_grid.depth  # all planes of 2.5D hold the same matrices
-
-    @property
-    def sample_parts(self) -> int:
-        """Number of parts into which tensor parallelism divides the samples of a microbatch."""
-        return 1 if self.tensor == "1d" else self.tp // self.tensor_grid.column
 
     def save(self, path: str | Path) -> None:
         """Writes the layout to a JSON file."""
@@ -226,13 +223,3 @@ def unknown_field_text(name: str) -> str:
             f"{near[0]} is near" if near else f"it has {', '.join(known)}"
         )
     return f"a layout has no {name}; {right} is its name"
-
-
-def nearest_divisor(number: int, wanted: int) -> int:
-    """Returns the divisor of a number that is nearest to the wanted number.
-
-    >>> nearest_divisor(12, 5)
-    4
-    """
-    divisors = [d for d in range(1, number + 1) if number % d == 0]
-    return min(divisors, key=lambda d: abs(d - wanted))

@@ -30,10 +30,12 @@ def check_layout(model: Transformer, cluster: Cluster, layout: Layout, job: Work
             f"dp_replicate = {layout.dp_replicate} makes replicas of the shards of ZeRO, and "
             "zero = 0 has none; dp_replicate = 1, or zero = 1 to 3, works"
         )
-    if layout.tensor == "1d":
-        require_heads(model.heads, model.kv_heads, layout.tp)
-    else:
-        _check_grid(model, layout)
+    if layout.tensor != "1d":
+        raise ValueError(
+            f"tensor = {layout.tensor} is not predicted, because no published run uses it; "
+            "tensor = 1d works"
+        )
+    require_heads(model.heads, model.kv_heads, layout.tp)
     stage_layers(model.layers, layout.pp, layout.chunks)
     if layout.ep > 1 and not model.experts:
         raise ValueError(f"ep = {layout.ep} needs a model with experts; ep = 1 works")
@@ -43,13 +45,7 @@ def check_layout(model: Transformer, cluster: Cluster, layout: Layout, job: Work
         _divides("ep", layout.ep, "dp / dp_replicate x cp x tp", parts)
     parts = layout.cp * (layout.tp if layout.sequence_parallel else 1)
     _divides("cp x tp", parts, "the sequence", job.seq)
-    micro = job.micro_batch or layout.sample_parts
-    if micro % layout.sample_parts:
-        raise ValueError(
-            f"tensor = {layout.tensor} divides the samples of a microbatch into "
-            f"{layout.sample_parts} parts: micro_batch = {micro} is no multiple; "
-            f"{-(-micro // layout.sample_parts) * layout.sample_parts} is"
-        )
+    micro = job.micro_batch or 1
     per_replica = job.global_batch / layout.dp
     if per_replica < 1 or job.global_batch % (layout.dp * micro):
         whole = layout.dp * micro
@@ -88,33 +84,19 @@ def require_heads(heads: int, kv_heads: int, ranks: int) -> None:
     )
 
 
-def _check_grid(model: Transformer, layout: Layout) -> None:
-    """Raises ValueError for models that need 1D tensor parallelism."""
-    if model.experts or model.kv_rank:
-        what = "experts" if model.experts else "latent attention"
-        raise ValueError(
-            f"tensor = {layout.tensor} needs dense layers with plain attention; the model has "
-            f"{what}; tensor = 1d works"
-        )
-    side = layout.tensor_grid.column
-    for what, heads in (("the heads", model.heads), ("the heads of keys", model.kv_heads)):
-        _divides(f"the side of the grid of tensor = {layout.tensor}", side, what, heads)
-
-
 def _check_schedule(layout: Layout, microbatches: int) -> None:
-    if layout.schedule in ("zbv", "dualpipev") and layout.vpp not in (2, None):
-        raise ValueError(f"the schedule {layout.schedule} has vpp = 2, not {layout.vpp}")
-    if layout.schedule == "dualpipev" and microbatches < 2 * layout.pp:
+    name, rules, pp = layout.schedule, layout.rules, layout.pp
+    if rules.chunks is not None and layout.vpp not in (rules.chunks, None):
+        raise ValueError(f"the schedule {name} has vpp = {rules.chunks}, not {layout.vpp}")
+    if microbatches < rules.least_rounds * pp:
         raise ValueError(
-            f"the schedule dualpipev needs 2 x pp = {2 * layout.pp} microbatches, not "
-            f"{microbatches}; a micro batch of 1 has most"
+            f"the schedule {name} needs {rules.least_rounds} x pp = {rules.least_rounds * pp} "
+            f"microbatches, not {microbatches}; a micro batch of 1 has most"
         )
-    if layout.schedule == "interleaved" and layout.vpp == 1 and layout.pp > 1:
-        raise ValueError("the schedule interleaved needs vpp over 1; 1f1b has vpp = 1")
-    if layout.chunks > 1 and layout.pp == 1:
+    if layout.vpp is not None and layout.vpp < rules.least_chunks and pp > 1:
+        raise ValueError(f"the schedule {name} needs vpp over 1; 1f1b has vpp = 1")
+    if layout.chunks > 1 and pp == 1:
         raise ValueError(f"vpp = {layout.vpp} needs pp over 1; vpp = 1 works")
-    if layout.schedule in ("gpipe", "zb1p") and layout.chunks > 1:
-        raise ValueError(f"the schedule {layout.schedule} has vpp = 1, not {layout.vpp}")
 
 
 def _divides(name: str, value: int, what: str, whole: int) -> None:

@@ -1,4 +1,7 @@
-"""The grid of ranks over which tensor parallelism divides matrices: a line, a plane or a cube.
+"""The grid of ranks over which tensor parallelism divides matrices: a line, a plane or a cube; and
+the elements that its ranks send.
+
+The planner predicts lines only, because no published run uses another grid.
 
 2D: van de Geijn and Watts, "SUMMA", 1997, and Xu et al., "Optimus", 2021. 2.5D: Wang et al.,
 "Tesseract", 2021. 3D: Agarwal et al., 1995, and Bian et al., "Maximizing parallelism in distributed
@@ -60,3 +63,27 @@ def grid_of(kind: str, tp: int) -> TensorGrid | None:
     if tp > 1 and (side == 1 or (kind == "2d" and depth > 1)):
         return None
     return TensorGrid(depth, side, side)
+
+
+def layer_elements(kind: str, tp: int, *, tokens: int, hidden: int) -> float:
+    """Returns the elements that each of `tp` ranks sends for a layer, forward and backward.
+
+    The layer has attention with as many heads of keys as of queries, and a feed-forward network of
+    four times the width; `tokens` are those of a microbatch. The sums of norms, one or two elements
+    per token, are not counted. Raises `ValueError` for a `tp` that makes no such grid.
+
+    >>> [round(layer_elements(kind, 8, tokens=8192, hidden=1024) / 2**20) for kind in ("1d", "3d")]
+    [56, 35]
+
+    Sources: Shoeybi et al., "Megatron-LM", 2019 (1d); `layers/summa.py` and `layers/tensor_3d.py`
+    of `unisono.parallel` name the sources of the other kinds.
+    """
+    depth, side, columns = TensorGrid.of(kind, tp)
+    if kind == "1d":
+        return 8 * (columns - 1) / columns * tokens * hidden
+    products = ((hidden, 3 * hidden), (hidden, hidden), (hidden, 4 * hidden), (4 * hidden, hidden))
+    others = side - 1
+    if kind == "3d":
+        moved = sum(tokens * (k + n) + k * n for k, n in products)
+        return 2 * others / side**3 * moved
+    return 3 * others / side**2 * sum(tokens / depth * k + k * n for k, n in products)

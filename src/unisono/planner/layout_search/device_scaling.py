@@ -17,7 +17,7 @@ from unisono.planner.stated_inputs import (
     require_executor,
     require_workload,
     stated_cluster,
-    stated_transformer,
+    stated_model,
 )
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def scaling_curve(
     >>> curve[0].scale_factor, curve[-1].devices, curve[-1].scale_factor < 1
     (1.0, 16, True)
     """
-    model, cluster = stated_transformer(model, "scaling_curve"), stated_cluster(cluster)
+    model, cluster = stated_model(model), stated_cluster(cluster)
     require_workload(job)
     require_executor(executor)
     if cluster.topology is not None:

@@ -25,7 +25,7 @@ from unisono.planner.stated_inputs import (
     require_executor,
     require_workload,
     stated_cluster,
-    stated_transformer,
+    stated_model,
 )
 
 if TYPE_CHECKING:
@@ -48,7 +48,6 @@ def pareto_front(
     *,
     tolerance: float = 0.0,
     schedules: Sequence[str] = ("1f1b",),
-    tensors: Sequence[str] = ("1d",),
     executor: Executor | None = None,
     constants: CalibratedConstants | None = None,
     calibration: Calibration | None = None,
@@ -72,14 +71,13 @@ def pareto_front(
     >>> front[0].layout.devices < front[-1].layout.devices
     True
     """
-    model, cluster = stated_transformer(model, "pareto_front"), stated_cluster(cluster)
+    model, cluster = stated_model(model), stated_cluster(cluster)
     require_workload(job)
     require_executor(executor)
     request = OptionRequest(
         model=model,
         job=job,
         schedules=tuple(schedules),
-        tensors=tuple(tensors),
         constants=constants or default_constants(),
         calibration=calibration,
     )
@@ -106,7 +104,7 @@ def pareto_front(
 def _front_of(request: OptionRequest, tolerance: float, cluster: Cluster) -> list[_Point]:
     """Returns the front for one number of devices, least memory first."""
     run = request.run(cluster)
-    sizes = tensor_pipeline_sizes(request.model, cluster, request.tensors)
+    sizes = tensor_pipeline_sizes(request.model, cluster)
     options = layout_options(request, run, sizes)
     step_bytes = tolerance * run.capacity_bytes
     fitting = []

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import NamedTuple
 
+from unisono.division import divisors
 from unisono.planner.constants.calibrated_constants import CalibratedConstants
 from unisono.planner.inputs.device_cluster import Cluster
 from unisono.planner.inputs.layout import Layout
 from unisono.planner.inputs.layout_check import divides_heads
-from unisono.planner.inputs.tensor_grid import grid_of
 from unisono.planner.inputs.transformer import Transformer
 from unisono.planner.inputs.workload import Workload
 from unisono.planner.own_measurements.calibration import Calibration
@@ -25,7 +25,6 @@ class OptionRequest:
     model: Transformer
     job: Workload
     schedules: tuple[str, ...]
-    tensors: tuple[str, ...]
     constants: CalibratedConstants
     calibration: Calibration | None
 
@@ -82,43 +81,20 @@ class LayoutOption(NamedTuple):
         return run.memory.fullest_bytes(self.layout, self.micro_batch, self.recompute)
 
 
-def tensor_pipeline_sizes(
-    model: Transformer, cluster: Cluster, tensors: Sequence[str]
-) -> list[tuple[int, int]]:
-    """Returns the pairs (tp, pp) that a search of these kinds of tensor parallelism considers.
+def tensor_pipeline_sizes(model: Transformer, cluster: Cluster) -> list[tuple[int, int]]:
+    """Returns the pairs (tp, pp) that a search considers.
 
     >>> gpt = Transformer(layers=2, hidden=8, heads=2, vocab=10)
-    >>> tensor_pipeline_sizes(gpt, Cluster(device="a100", devices=4), ["1d"])
+    >>> tensor_pipeline_sizes(gpt, Cluster(device="a100", devices=4))
     [(1, 1), (1, 2), (2, 1), (2, 2)]
     """
     return [
         (tp, pp)
         for tp in divisors(cluster.devices)
-        if tp <= 2 * cluster.domain and kinds_of(model, tp, tensors)
+        if tp <= 2 * cluster.domain and divides_heads(model.heads, model.kv_heads, tp)
         for pp in divisors(cluster.devices // tp)
         if pp <= model.layers
     ]
-
-
-def kinds_of(model: Transformer, tp: int, tensors: Sequence[str]) -> list[str]:
-    """Returns the kinds of tensor parallelism that can divide a model among `tp` ranks.
-
-    >>> gpt = Transformer(layers=2, hidden=8, heads=8, vocab=10)
-    >>> kinds_of(gpt, 4, ("1d", "2d", "2.5d", "3d")), kinds_of(gpt, 8, ("1d", "2.5d", "3d"))
-    (['1d', '2d'], ['1d', '2.5d', '3d'])
-    """
-    found = []
-    for kind in tensors:
-        if kind == "1d":
-            fits = divides_heads(model.heads, model.kv_heads, tp)
-        else:
-            grid = grid_of(kind, tp)
-            fits = grid is not None and grid.row > 1 and not (kind == "2.5d" and grid.depth == 1)
-            fits = fits and not (model.experts or model.kv_rank)
-            fits = fits and grid is not None and model.kv_heads % grid.column == 0
-        if fits:
-            found.append(kind)
-    return found
 
 
 def layout_options(
@@ -152,11 +128,9 @@ def _open_layouts(request: OptionRequest, run: RunModel, tp: int, pp: int) -> It
             continue
         experts = divisors(model.experts) if model.experts else [1]
         splits = (False, True) if tp > 1 and job.seq % (cp * tp) == 0 else (False,)
-        kinds = kinds_of(model, tp, request.tensors)
-        for kind, ep, split, zero, schedule in product(
-            kinds, experts, splits, _zero_stages(pp, dp * cp), request.schedules
-        ):
-            if (dp * cp * tp) % ep == 0 and (kind == "1d" or not split):
+        stages = _zero_stages(pp, dp * cp)
+        for ep, split, zero, schedule in product(experts, splits, stages, request.schedules):
+            if (dp * cp * tp) % ep == 0:
                 yield Layout(
                     dp=dp,
                     tp=tp,
@@ -167,7 +141,6 @@ def _open_layouts(request: OptionRequest, run: RunModel, tp: int, pp: int) -> It
                     sequence_parallel=split,
                     zero=zero,
                     schedule=schedule,
-                    tensor=kind,
                 )
 
 
@@ -180,7 +153,7 @@ def _bounds(run: RunModel, layout: Layout) -> Iterator[tuple[int, str, float]]:
     share = run.model.layers / layout.pp * run.least_factor
     per_replica = run.workload.global_batch // layout.dp
     kinds = {run.model.moe_layers > 0, run.model.moe_layers == run.model.layers}
-    for micro_batch in run.micro_batches(per_replica, layout.sample_parts):
+    for micro_batch in run.micro_batches(per_replica):
         microbatches = per_replica // micro_batch
         for recompute in run.recomputations():
             layer_s = min(
@@ -207,8 +180,3 @@ def _context_sizes(seq: int, replicas: int) -> list[int]:
         sizes.append(size)
         size *= 2
     return sizes
-
-
-def divisors(number: int) -> list[int]:
-    """Returns the divisors of a number, ascending."""
-    return [d for d in range(1, number + 1) if number % d == 0]

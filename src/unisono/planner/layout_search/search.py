@@ -8,11 +8,10 @@ from functools import partial
 from heapq import merge
 from itertools import islice
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple, overload
+from typing import TYPE_CHECKING, NamedTuple
 
 from unisono.planner.constants.calibrated_constants import CalibratedConstants, default_constants
 from unisono.planner.inputs.device_cluster import Cluster
-from unisono.planner.inputs.tensor_grid import TENSOR_KINDS
 from unisono.planner.inputs.transformer import Transformer
 from unisono.planner.inputs.whole_numbers import whole_number
 from unisono.planner.inputs.workload import Workload
@@ -28,9 +27,6 @@ from unisono.planner.layout_search.parallel_calls import results_of
 from unisono.planner.own_measurements.calibration import Calibration
 from unisono.planner.positive_values import require_positive
 from unisono.planner.prediction import prediction_of
-from unisono.planner.recommendation.dlrm_prediction import DlrmPrediction
-from unisono.planner.recommendation.dlrm_search import search_dlrm
-from unisono.planner.recommendation.dlrm_shape import Dlrm
 from unisono.planner.run_model import RunModel
 from unisono.planner.stated_inputs import (
     require_executor,
@@ -77,9 +73,8 @@ class SearchRequest(OptionRequest):
     longest_s: float
 
 
-@overload
 def search(
-    model: Transformer,
+    model: Transformer | str,
     cluster: Cluster | str,
     job: Workload,
     *,
@@ -87,43 +82,10 @@ def search(
     longest_s: float | None = None,
     keep: int = 10,
     schedules: Sequence[str] = ("1f1b",),
-    tensors: Sequence[str] = ("1d",),
     executor: Executor | None = None,
     constants: CalibratedConstants | None = None,
     calibration: Calibration | None = None,
-) -> Candidates: ...
-
-
-@overload
-def search(
-    model: Dlrm,
-    cluster: Cluster | str,
-    job: Workload,
-    *,
-    objective: str = "time",
-    longest_s: float | None = None,
-    keep: int = 10,
-    table_update: str = "rows",
-    constants: CalibratedConstants | None = None,
-    calibration: Calibration | None = None,
-) -> tuple[DlrmPrediction, ...]: ...
-
-
-def search(
-    model: Transformer | Dlrm | str,
-    cluster: Cluster | str,
-    job: Workload,
-    *,
-    objective: str = "time",
-    longest_s: float | None = None,
-    keep: int = 10,
-    schedules: Sequence[str] = ("1f1b",),
-    tensors: Sequence[str] = ("1d",),
-    executor: Executor | None = None,
-    table_update: str = "rows",
-    constants: CalibratedConstants | None = None,
-    calibration: Calibration | None = None,
-) -> Candidates | tuple[DlrmPrediction, ...]:
+) -> Candidates:
     """Finds the `keep` best layouts that fit in memory.
 
     `objective`: the shortest "time" of a step; the least "cost", which is the product of time and
@@ -131,19 +93,15 @@ def search(
     also consider parts of the cluster (`smaller_clusters`). `longest_s` is the longest step that is
     accepted.
 
-    Considers every tp, pp, cp, ep, kind of tensor parallelism in `tensors`, interleaving, sequence
-    parallelism, ZeRO stage, micro batch and recomputation; values that `job` states are kept. Each
-    combination has a lower bound: its microbatches times the time of an average stage, with no
-    bubble, exchange of gradients or optimizer. Combinations are predicted in the order of their
-    bounds until the bound is over the worst time kept, so nothing better is skipped. Of
-    combinations that differ only in the ZeRO stage and have equal times, the lowest stage wins. An
-    `executor`, as for `unisono.run`, runs the work in parallel, divided by devices and (tp, pp);
-    the result is the same. Raises ValueError if no layout fits; the message has the layout with the
-    least memory, or the shortest step if `longest_s` excludes it. The model and the cluster may be
-    texts of the command line.
-
-    For a recommendation model, considers each kind of placement of the tables with ZeRO 0 and 1,
-    on all devices, and returns predictions. The objective is then "time" or "memory".
+    Considers every tp, pp, cp, ep, interleaving, sequence parallelism, ZeRO stage, micro batch and
+    recomputation; values that `job` states are kept. Each combination has a lower bound: its
+    microbatches times the time of an average stage, with no bubble, exchange of gradients or
+    optimizer. Combinations are predicted in the order of their bounds until the bound is over the
+    worst time kept, so nothing better is skipped. Of combinations that differ only in the ZeRO
+    stage and have equal times, the lowest stage wins. An `executor`, as for `unisono.run`, runs the
+    work in parallel, divided by devices and (tp, pp); the result is the same. Raises ValueError if
+    no layout fits; the message has the layout with the least memory, or the shortest step if
+    `longest_s` excludes it. The model and the cluster may be texts of the command line.
 
     >>> from unisono import planner
     >>> found = planner.search(
@@ -156,34 +114,18 @@ def search(
     """
     if objective not in OBJECTIVES:
         raise ValueError(f"objective must be one of {', '.join(OBJECTIVES)}, not {objective!r}")
-    for kind in tensors:
-        if kind not in TENSOR_KINDS:
-            raise ValueError(f"tensors must be of {', '.join(TENSOR_KINDS)}, not {kind!r}")
     model, cluster = stated_model(model), stated_cluster(cluster)
     require_workload(job)
     require_executor(executor)
     keep = whole_number("keep", keep)
     if longest_s is not None:
         require_positive({"longest_s": longest_s})
-    if isinstance(model, Dlrm):
-        return search_dlrm(
-            model,
-            cluster,
-            job,
-            objective=objective,
-            longest_s=longest_s,
-            keep=keep,
-            table_update=table_update,
-            constants=constants,
-            calibration=calibration,
-        )
     request = SearchRequest(
         model=model,
         job=job,
         constants=constants or default_constants(),
         calibration=calibration,
         schedules=tuple(schedules),
-        tensors=tuple(tensors),
         keep=keep,
         objective=objective,
         longest_s=inf if longest_s is None else longest_s,
@@ -217,9 +159,7 @@ def smaller_clusters(cluster: Cluster) -> list[Cluster]:
 def _searched(
     request: SearchRequest, clusters: Sequence[Cluster], executor: Executor | None
 ) -> list[_Found]:
-    tasks = [
-        (each, tensor_pipeline_sizes(request.model, each, request.tensors)) for each in clusters
-    ]
+    tasks = [(each, tensor_pipeline_sizes(request.model, each)) for each in clusters]
     if executor is None:
         return [_search_part(request, each, sizes) for each, sizes in tasks]
     parts = [(each, [size]) for each, sizes in tasks for size in sizes]
@@ -355,7 +295,7 @@ def _nothing_found(request: SearchRequest, clusters: Sequence[Cluster]) -> str:
                 f"{best.step_s:.4g} s ({best.option.layout.text()} on {best.devices})"
             )
     run = request.run(cluster)
-    sizes = tensor_pipeline_sizes(request.model, cluster, request.tensors)
+    sizes = tensor_pipeline_sizes(request.model, cluster)
     options = layout_options(request, run, sizes)
     if not options:
         return (

@@ -14,7 +14,6 @@ from unisono.planner.inputs.transformer import Transformer
 from unisono.planner.inputs.workload import RECOMPUTE, Workload
 from unisono.planner.own_measurements.calibration import Calibration
 from unisono.planner.prediction import Prediction, predict
-from unisono.planner.recommendation.dlrm_shape import refuse_dlrm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +52,6 @@ def smallest_change(
     >>> change.prediction.fits
     True
     """
-    refuse_dlrm(model, "smallest_change")
     known = partial(predict, model, cluster, constants=constants, calibration=calibration)
     now = known(layout, job)
     if now.fits:
@@ -112,15 +110,13 @@ def _changes(
         if micro % size == 0:
             yield "micro_batch", f"micro_batch {micro} -> {size}", {"micro_batch": size}
         size //= 2
-    if layout.tp > 1 and not layout.sequence_parallel and layout.tensor == "1d":
+    if layout.tp > 1 and not layout.sequence_parallel:
         change: dict[str, object] = {"sequence_parallel": True}
         yield "sequence_parallel", "sequence_parallel on", change
     for axis in ("tp", "pp", "cp"):
         for factor in (2, 4, 8):
             old = getattr(layout, axis)
             if layout.dp % factor or (axis == "tp" and old * factor > cluster.domain):
-                continue
-            if axis == "tp" and layout.tensor != "1d":
                 continue
             change = {axis: old * factor, "dp": layout.dp // factor, "vpp": 1}
             yield "axes", f"{axis} {old} -> {old * factor}", change

@@ -16,7 +16,6 @@ from unisono.planner.inputs.layout import Layout
 from unisono.planner.inputs.transformer import Transformer
 from unisono.planner.inputs.workload import EAGER, MEGATRON_CORE, Workload
 from unisono.planner.memory.activation_bytes import layer_activation_bytes
-from unisono.planner.memory.grid_activations import gathered_bytes
 from unisono.planner.memory.zero_states import StateBytes, gradient_bytes, state_bytes
 
 MEMORY_KINDS = (
@@ -136,8 +135,7 @@ class MemoryModel:
         return stage_parameters(model, layout, stages[stage], dense, first=stage == 0, last=last)
 
     def _states(self, layout: Layout, stage: int) -> StateBytes:
-        parts, shards = (layout.tp, layout.weight_parts), (layout.dp, layout.cp)
-        key = (*parts, layout.pp, layout.chunks, layout.ep, layout.zero, *shards)
+        key = (layout.tp, layout.pp, layout.chunks, layout.ep, layout.zero, layout.dp, layout.cp)
         found = self._known_states.get((*key, layout.dp_replicate, stage))
         if found is None:
             found = self._new_states(layout, stage)
@@ -171,7 +169,7 @@ class MemoryModel:
         """Returns the bytes kept until backward, and the extra bytes of the current layer."""
         stages = stage_layers(self._model.layers, layout.pp, layout.chunks)
         microbatches = -(-self._workload.global_batch // (layout.dp * micro_batch))
-        held = kept_chunks(layout, stage, microbatches) / layout.chunks
+        held = layout.rules.kept(layout.pipeline_size(microbatches), stage) / layout.chunks
         experts = self._model.moe_layers > 0
         layer = self._layer(layout, micro_batch, recompute, experts)
         kept = held * stages[stage] * layer
@@ -182,7 +180,7 @@ class MemoryModel:
             working = self._layer(layout, micro_batch, "none", experts) - layer
         if stage == 0 and self._software(layout) in EAGER:
             stream = micro_batch * self._workload.seq * self._model.hidden / layout.cp
-            kept += held * stream / (layout.tp if _divides_stream(layout) else 1)
+            kept += held * stream / (layout.tp if layout.sequence_parallel else 1)
         return kept, max(working, 0.0)
 
     def _layer(self, layout: Layout, micro_batch: int, recompute: str, experts: bool) -> float:
@@ -190,7 +188,6 @@ class MemoryModel:
         key = (
             software,
             layout.tp,
-            layout.tensor,
             layout.cp,
             layout.ep,
             layout.sequence_parallel,
@@ -207,16 +204,12 @@ class MemoryModel:
                 tp=layout.tp,
                 cp=layout.cp,
                 ep=layout.ep,
-                sequence_parallel=_divides_stream(layout),
+                sequence_parallel=layout.sequence_parallel,
                 recompute=recompute,
                 software=software,
                 precision=self._workload.precision,
                 experts=experts,
             )
-            if recompute != "full":
-                tokens = self._workload.seq * micro_batch / layout.cp
-                found += gathered_bytes(self._model, layout.tensor, layout.tp, tokens)
-                self._layers[key] = found
         return found
 
     def _buffers(self, layout: Layout) -> float:
@@ -229,38 +222,5 @@ class MemoryModel:
             return 0.0
         model = self._model
         layer = sum(layer_parameters(model, layout, experts=model.moe_layers > 0))
-        outer = model.vocab * model.hidden / layout.weight_parts
+        outer = model.vocab * model.hidden / layout.tp
         return 2 * 2 * layer + 2 * layer + 2 * outer
-
-
-def _divides_stream(layout: Layout) -> bool:
-    """Returns True if the activations between the matrices are divided among the `tp` devices."""
-    return layout.sequence_parallel or layout.tensor != "1d"
-
-
-def kept_chunks(layout: Layout, stage: int, microbatches: int) -> int:
-    """Returns the maximum number of chunks whose activations a stage keeps at once. Each is one
-    group of layers in one microbatch.
-
-    A stage has v = `vpp` chunks. With m microbatches and p stages, 1F1B keeps min(m, p - i)
-    microbatches on stage i. The interleaved schedule keeps p v + p - 1 - 2 i chunks (Megatron-LM's
-    warm-up). GPipe keeps all microbatches, and ZB1P keeps p. ZB-V keeps 2 p half chunks (arXiv
-    2401.10241, 2405.15362), and DualPipeV keeps one half chunk more than ZB-V.
-
-    >>> kept_chunks(Layout(pp=4), 0, 8), kept_chunks(Layout(pp=4), 3, 8)
-    (4, 1)
-    >>> kept_chunks(Layout(pp=4, vpp=2), 0, 8)
-    11
-    """
-    p, v = layout.pp, layout.chunks
-    if layout.schedule == "gpipe":
-        return microbatches * v
-    if layout.schedule == "zb1p":
-        return min(microbatches, p)
-    if layout.schedule == "zbv":
-        return min(microbatches * v, p * v)
-    if layout.schedule == "dualpipev":
-        return min(microbatches * v, p * v + 1)
-    if v == 1:
-        return min(microbatches, p - stage)
-    return min(microbatches * v, p * v + p - 1 - 2 * stage) if p > 1 else v

@@ -1,21 +1,65 @@
-"""A calibration of predictions by the user's own measurements on a machine."""
+"""A calibration of predictions by the user's own measurements: runs and rates of links."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from math import log
 from pathlib import Path
 from typing import Any
 
 from unisono.planner.constants.calibrated_constants import CalibratedConstants
+from unisono.planner.constants.prediction_error import PROPERTIES, ErrorCauses
 from unisono.planner.inputs.device_cluster import Cluster
 from unisono.planner.inputs.devices import Device
-from unisono.planner.own_measurements.own_run import OwnRun
 from unisono.text_files import reading
 
-FORMAT = "unisono planner calibration"
+_FORMAT = "unisono planner calibration"
 _VERSION = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnRun:
+    """A step time that the user measured, and the prediction without this measurement."""
+
+    name: str
+    device: str
+    software: str
+    exchange: float
+    """Share of exchanges in the predicted time."""
+    host: float
+    """Share of waiting for the host in the predicted time."""
+    properties: tuple[str, ...]
+    """Properties that add to the error, of `PROPERTIES`."""
+    measured_s: float
+    predicted_s: float
+
+    @property
+    def error(self) -> float:
+        """Logarithm of the measured over the predicted time."""
+        return log(self.measured_s / self.predicted_s)
+
+    @property
+    def causes(self) -> ErrorCauses:
+        """Causes of this error."""
+        return ErrorCauses(self.exchange, self.host, self.properties)
+
+    @classmethod
+    def from_document(cls, entry: Mapping[str, Any]) -> OwnRun:
+        """Returns the run of a JSON object. Raises ValueError or TypeError for others."""
+        run = cls(**{**entry, "properties": tuple(entry.get("properties", ()))})
+        times = (run.measured_s, run.predicted_s)
+        if not all(isinstance(each, (int, float)) and each > 0 for each in times):
+            raise ValueError(f"expected positive seconds, found {times}")
+        shares = (run.exchange, run.host)
+        if not all(isinstance(each, (int, float)) and 0 <= each <= 1 for each in shares):
+            raise ValueError(f"expected shares between 0 and 1, found {shares}")
+        unknown = set(run.properties) - set(PROPERTIES)
+        if unknown:
+            raise ValueError(f"expected properties of {PROPERTIES}, found {sorted(unknown)}")
+        return run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,9 +102,7 @@ class Calibration:
 
     def document(self) -> dict[str, Any]:
         """Returns the calibration as JSON."""
-        runs = [run.document() for run in self.runs]
-        links = [asdict(link) for link in self.links]
-        return {"format": FORMAT, "version": _VERSION, "runs": runs, "links": links}
+        return {"format": _FORMAT, "version": _VERSION, **asdict(self)}
 
     def save(self, path: str | Path) -> None:
         """Writes the calibration to a JSON file."""
@@ -75,9 +117,9 @@ class Calibration:
     @classmethod
     def from_document(cls, document: Any) -> Calibration:
         """Returns the calibration of a JSON object. Raises ValueError for other objects."""
-        if not isinstance(document, dict) or document.get("format") != FORMAT:
+        if not isinstance(document, dict) or document.get("format") != _FORMAT:
             raise ValueError(
-                f"expected a file of `unisono plan --calibrate`, whose format is {FORMAT!r}"
+                f"expected a file of `unisono plan --calibrate`, whose format is {_FORMAT!r}"
             )
         if document.get("version") != _VERSION:
             raise ValueError(

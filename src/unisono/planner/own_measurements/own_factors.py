@@ -18,7 +18,7 @@ from math import exp, sqrt
 import numpy as np
 
 from unisono.planner.constants.prediction_error import PARTS, PROPERTIES, ErrorCauses, Floats
-from unisono.planner.own_measurements.own_run import OwnRun
+from unisono.planner.own_measurements.calibration import OwnRun
 
 _FREEDOM = 3.0
 """Degrees of freedom of the error of a single run, and of the part of all runs."""
@@ -50,7 +50,7 @@ class OwnFactors:
     def factors(self, properties: tuple[str, ...]) -> Mapping[str, float]:
         """Returns the factor of each group of kinds of time, for runs with these properties.
 
-        >>> from unisono.planner import default_constants
+        >>> from unisono.planner.constants.calibrated_constants import default_constants
         >>> OwnFactors((), default_constants().sigma).factors(())
         {'compute': 1.0, 'exchange': 1.0, 'host': 1.0}
         """

@@ -12,7 +12,7 @@ from itertools import pairwise
 from math import expm1, log1p
 from typing import NamedTuple
 
-from unisono.planner.recommendation.dlrm_shape import Dlrm
+from unisono.planner.recommendation.dlrm import Dlrm
 from unisono.planner.recommendation.exchange_traffic import ID_BYTES
 from unisono.planner.recommendation.table_placement import TablePlacement
 
@@ -48,12 +48,6 @@ class Product(NamedTuple):
         """FLOPs of the backward pass."""
         return self.gradients * self.flops
 
-    @property
-    def values(self) -> float:
-        """Values that the forward pass reads and writes."""
-        one = self.rows * self.inner + self.inner * self.columns + self.rows * self.columns
-        return one * self.copies
-
 
 class Kernel(NamedTuple):
     """Operator between products, with the numbers of values that each pass reads and writes."""
@@ -64,18 +58,10 @@ class Kernel(NamedTuple):
     backward_values: float
 
 
-class Lookup(NamedTuple):
-    """Look-up of bags in a part of a table, with the bytes that each pass reads and writes."""
-
-    table: int
-    forward_bytes: float
-    backward_bytes: float
-
-
 def products(model: Dlrm, samples: float) -> Iterator[Product]:
     """Yields the matrix products, in the order of the forward pass.
 
-    >>> from unisono.planner import Dlrm, TableShape
+    >>> from unisono.planner.recommendation import Dlrm, TableShape
     >>> shape = Dlrm(counters=2, width=4, tables=(TableShape(rows=9),), bottom=(), top=())
     >>> [(each.name, each.flops) for each in products(shape, 10)]
     [('bottom 0', 160), ('dot products', 320), ('top 0', 100)]
@@ -109,15 +95,13 @@ def kernels(model: Dlrm, samples: float) -> Iterator[Kernel]:
     yield Kernel("joined vectors", "interaction", 2 * vectors, 2 * vectors)
     if model.interaction == "dot":
         pairs, inputs = samples * model.interactions, samples * model.top_widths[0]
-        square = samples * model.vectors**2
-        yield Kernel(
-            "selected pairs", "interaction", 2 * (pairs + inputs), 2 * inputs + pairs + square
-        )
+        backward = 2 * inputs + pairs + samples * model.vectors**2
+        yield Kernel("selected pairs", "interaction", 2 * (pairs + inputs), backward)
     for number in range(model.cross_layers):
         yield Kernel(f"cross {number} sum", "interaction", 4 * vectors, 6 * vectors)
 
 
-def lookups(
+def lookup_bytes(
     model: Dlrm,
     placement: TablePlacement,
     rank: int,
@@ -125,35 +109,31 @@ def lookups(
     samples: float,
     value_bytes: float,
     update: str,
-) -> Iterator[Lookup]:
-    """Yields the look-ups of one rank: of all ranks' samples in its parts of tables, and of its own
-    samples in replicated tables.
+) -> tuple[float, float]:
+    """Returns the bytes that the look-ups of one rank read and write forward and backward: of all
+    ranks' samples in its parts of tables, and of its own samples in replicated tables.
 
     `samples`: samples of a microbatch on one rank. `value_bytes`: bytes of an element of a sum.
     `update`: one of `TABLE_UPDATES`. Assumes full bags, and ids that are spread evenly over the
     rows. Caches are ignored: every id reads its row from memory.
     """
+    found = []
     for piece in placement.pieces(rank):
         rows, columns = piece.sizes
         whole, held = samples * placement.ranks, model.tables[piece.table]
         # Column parts see all ids; row parts see the ids of their rows.
         ids = whole * held.ids * rows / held.rows
-        yield _lookup(piece.table, rows, columns, whole, ids, value_bytes, update)
-    for number, table in enumerate(placement.tables):
+        found.append(_lookup_bytes(rows, columns, whole, ids, value_bytes, update))
+    for table in placement.tables:
         if table.kind == "replicated":
             rows, ids = table.shape.rows, samples * table.shape.ids
-            yield _lookup(number, rows, model.width, samples, ids, value_bytes, "dense")
+            found.append(_lookup_bytes(rows, model.width, samples, ids, value_bytes, "dense"))
+    return sum(each[0] for each in found), sum(each[1] for each in found)
 
 
-def _lookup(
-    table: int,
-    rows: int,
-    columns: int,
-    samples: float,
-    ids: float,
-    value_bytes: float,
-    update: str,
-) -> Lookup:
+def _lookup_bytes(
+    rows: int, columns: int, samples: float, ids: float, value_bytes: float, update: str
+) -> tuple[float, float]:
     numbers = ID_BYTES * ids + _OFFSET_BYTES * samples
     forward = numbers + ids * columns * TABLE_BYTES + samples * columns * value_bytes
     gradients = numbers + ids * columns * value_bytes
@@ -162,7 +142,7 @@ def _lookup(
         moved = rows * columns + 2 * ids * columns
     else:
         moved = distinct_ids(rows, ids) * 2 * (columns + 1)
-    return Lookup(table, forward, gradients + moved * TABLE_BYTES)
+    return forward, gradients + moved * TABLE_BYTES
 
 
 def distinct_ids(rows: int, ids: float) -> float:
@@ -174,3 +154,18 @@ def distinct_ids(rows: int, ids: float) -> float:
     if rows < 2:
         return float(rows)
     return -rows * expm1(ids * log1p(-1 / rows))
+
+
+def activation_values(model: Dlrm) -> int:
+    """Returns the values that the dense part keeps for the backward pass of one sample.
+
+    These are the inputs of all products: the dense features, the results of activations, the
+    vectors, and the input of the top network. A cross layer keeps its input, and the inputs and
+    the result of its last product.
+    """
+    vectors = model.vectors * model.width
+    if model.interaction == "dot":
+        between = vectors + model.top_widths[0]
+    else:
+        between = vectors + model.cross_layers * (2 * vectors + model.cross_rank)
+    return model.counters + sum(model.bottom_widths[1:]) + between + sum(model.top_widths[1:-1])

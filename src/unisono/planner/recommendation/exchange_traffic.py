@@ -33,7 +33,7 @@ def pass_bytes(
     `samples`: number of samples of each rank. `ids`: function that returns the number of this
     rank's ids that belong to a piece.
 
-    >>> from unisono.planner import PlacedTable, TableShape
+    >>> from unisono.planner.recommendation import PlacedTable, TableShape
     >>> one = PlacedTable(shape=TableShape(rows=9, ids=2), kind="table", ranks=(1,))
     >>> placement = TablePlacement(tables=(one,), width=4, ranks=2)
     >>> sizes = dict(samples=(3, 3), ids=lambda piece: 6, item_bytes=4)
@@ -58,41 +58,18 @@ def _columns(pieces: Sequence[TablePiece], *, are_summed: bool) -> int:
     return sum(piece.sizes[1] for piece in pieces if piece.is_summed == are_summed)
 
 
-def step_bytes(placement: TablePlacement, *, samples: float, item_bytes: int) -> tuple[float, ...]:
-    """Returns the bytes that each rank sends for the tables in a step.
-
-    `samples`: number of samples of a step on all ranks together. Assumes full bags, and ids that
-    are spread evenly over the rows. The bytes include the sum of the gradients of replicated
-    tables: 2 (n-1)/n of the tables' bytes.
-    """
-    ranks = placement.ranks
-    share = samples / ranks
-    gradients = _gradient_bytes(placement, item_bytes)
-
-    def ids(piece: TablePiece) -> float:
-        return share * placement.tables[piece.table].shape.ids / (ranks if piece.is_summed else 1)
-
-    return tuple(
-        gradients
-        + pass_bytes(placement, rank, samples=[share] * ranks, ids=ids, item_bytes=item_bytes)
-        for rank in range(ranks)
-    )
-
-
-def _gradient_bytes(placement: TablePlacement, item_bytes: int) -> float:
-    """Returns the bytes that a rank sends to sum the gradients of replicated tables."""
-    weights = placement.replicated_rows * placement.width * item_bytes
-    return 2 * (placement.ranks - 1) / placement.ranks * weights
-
-
 def all_bytes(placement: TablePlacement, *, samples: float, item_bytes: int) -> float:
-    """Returns the sum of `step_bytes` over the ranks, without the messages of sizes.
+    """Returns the bytes that all ranks send for the tables in a step, without the messages of
+    sizes: also the sum of the gradients of replicated tables, 2 (n-1)/n of their bytes on each.
 
-    A rank's load contains the messages that it sends and receives for its own pieces only. So the
-    sum of all loads counts each message once.
+    `samples`: number of samples of a step on all ranks together. A rank's load contains the
+    messages that it sends and receives for its own pieces only, so the sum of all loads counts each
+    message once. Assumes full bags, and ids that are spread evenly over the rows.
     """
     loads = rank_loads(placement, samples=samples, item_bytes=item_bytes)
-    return sum(loads) + placement.ranks * _gradient_bytes(placement, item_bytes)
+    replicas = placement.replicated_rows * placement.width * item_bytes
+    share = 2 * (placement.ranks - 1) / placement.ranks
+    return sum(loads) + placement.ranks * (share * replicas)
 
 
 def piece_load(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
-from unisono.planner.recommendation.dlrm_shape import TableShape
-from unisono.planner.recommendation.exchange_traffic import all_bytes, piece_load
+from unisono.planner.recommendation.dlrm import TableShape
+from unisono.planner.recommendation.exchange_traffic import all_bytes, rank_loads
 from unisono.planner.recommendation.table_placement import (
     TABLE_KINDS,
     PlacedTable,
@@ -115,10 +115,7 @@ class _Greedy:
         alone = self._placement(table)
         for rank, held in enumerate(alone.memory_bytes(item_bytes=self._item_bytes)):
             self._memory[rank] += held
-            for piece in alone.pieces(rank):
-                self._loads[rank] += piece_load(
-                    alone, piece, samples=self._samples, item_bytes=self._item_bytes
-                )
+            self._loads[rank] += self._rank_loads(alone)[rank]
 
     def _options(
         self, shape: TableShape, kinds: Sequence[TableKind], limit: int
@@ -166,17 +163,13 @@ class _Greedy:
             if self._cost(self._whole(shape, "table"))
             < self._cost(self._whole(shape, "replicated"))
         )
-        while (less := self._even_share(self._divided(tables, kinds, share))) < share:
+        while True:
+            options = [self._options(shape, kinds, share)[0] for shape in tables]
+            less = self._even_share(each.shape for each in options if each.kind != "replicated")
+            if less >= share:
+                break
             share = less
         return share if self._capacity is None else min(share, self._capacity)
-
-    def _divided(
-        self, tables: Sequence[TableShape], kinds: Sequence[TableKind], limit: int
-    ) -> Iterator[TableShape]:
-        """Yields the tables whose best option under this limit is not replication."""
-        for shape in tables:
-            if self._options(shape, kinds, limit)[0].kind != "replicated":
-                yield shape
 
     def _even_share(self, tables: Iterable[TableShape]) -> int:
         rows = sum(shape.rows for shape in tables)
@@ -187,9 +180,10 @@ class _Greedy:
         return PlacedTable(shape=shape, kind=kind, ranks=ranks)
 
     def _load_whole(self, shape: TableShape) -> float:
-        alone = self._placement(self._whole(shape, "table"))
-        (piece,) = alone.pieces(0)
-        return piece_load(alone, piece, samples=self._samples, item_bytes=self._item_bytes)
+        return self._rank_loads(self._placement(self._whole(shape, "table")))[0]
+
+    def _rank_loads(self, placement: TablePlacement) -> tuple[float, ...]:
+        return rank_loads(placement, samples=self._samples, item_bytes=self._item_bytes)
 
     def _cost(self, table: PlacedTable) -> float:
         """Returns the bytes that all ranks together send in a step for a table."""

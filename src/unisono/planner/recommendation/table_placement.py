@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, get_args
 
-from unisono.planner.inputs.uneven_parts import part_of
-from unisono.planner.recommendation.dlrm_shape import TableShape
+from unisono.division import part_of
+from unisono.planner.recommendation.dlrm import TableShape
 
 TableKind = Literal["table", "row", "column", "replicated"]
 TABLE_KINDS: tuple[TableKind, ...] = get_args(TableKind)

@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from unisono.planner.constants.calibrated_constants import CalibratedConstants
-from unisono.planner.inputs.grid_products import layer_products
 from unisono.planner.inputs.transformer import Transformer
 from unisono.planner.inputs.workload import EAGER, MEGATRON_CORE
 from unisono.planner.step_times.exchange_times import ExchangeTimes
-from unisono.planner.step_times.grid_times import GridTimes, TensorExchanges
 from unisono.planner.step_times.kernel_times import KernelTimes
 
 ROUTED_BYTES = 2
@@ -44,7 +42,6 @@ class Shape(NamedTuple):
     sequence_parallel: bool
     software: str
     experts: bool
-    tensor: str = "1d"
     dispatch_bytes: int = 2
     """Bytes of a value of a token that is sent to its experts."""
 
@@ -73,7 +70,6 @@ class LayerTimes(NamedTuple):
     memory_s: float
     memory_backward_s: float
     tensor_s: float
-    tensor_backward_s: float
     context_s: float
     expert_s: float
     launches_s: float
@@ -114,7 +110,7 @@ class LayerModel:
         attention_s = sum(each[2] for each in operators if each[1] == "attention")
         memory_s = sum(each[2] for each in operators if each[1] == "memory")
         memory_backward_s = sum(each[3] for each in operators if each[1] == "memory")
-        tensor, context_s, expert_s, collectives = self._exchange_s(shape)
+        tensor_s, context_s, expert_s, collectives = self._exchange_s(shape)
         expert_launches_s = self._expert_launches_s(shape)
         launches_s = self._launches_s(shape, collectives) + expert_launches_s
         experts_s = sum(each[2] for each in operators if each[0] in _EXPERT_PRODUCTS)
@@ -124,8 +120,7 @@ class LayerModel:
             attention_s,
             memory_s,
             memory_backward_s,
-            tensor.forward_s,
-            tensor.backward_s,
+            tensor_s,
             context_s,
             expert_s,
             launches_s,
@@ -158,27 +153,7 @@ class LayerModel:
         found = [*self._products(shape), self._attention(shape), *self._between(shape)]
         return found + (self._expert_operators(shape) if shape.experts else [])
 
-    def grid(self, tensor: str, tp: int) -> GridTimes:
-        """Returns the times of exchanges on the grid of a kind of tensor parallelism."""
-        return GridTimes(tensor, tp, self._exchanges)
-
-    def _grid_products(self, shape: Shape) -> list[OperatorTime]:
-        grid, found = self.grid(shape.tensor, shape.tp), []
-        for each in layer_products(self._model):
-            *sizes, steps = grid.product_sizes(each, shape.tokens)
-            one = self._product(each.name, *sizes)
-            found.append(
-                one._replace(
-                    forward_s=steps * one.forward_s,
-                    backward_s=steps * one.backward_s,
-                    flops=steps * one.flops,
-                )
-            )
-        return found
-
     def _products(self, shape: Shape) -> list[OperatorTime]:
-        if shape.tensor != "1d":
-            return self._grid_products(shape)
         model, tokens, tp = self._model, shape.tokens, shape.tp
         h, out = model.hidden, model.heads * model.head_dim / tp
         if model.kv_rank:
@@ -230,8 +205,7 @@ class LayerModel:
 
     def _between(self, shape: Shape) -> list[OperatorTime]:
         model, tokens = self._model, shape.tokens
-        divided = shape.sequence_parallel or shape.tensor != "1d"
-        stream = tokens / (shape.tp if divided else 1)
+        stream = tokens / (shape.tp if shape.sequence_parallel else 1)
         residual = _RESIDUAL if model.gated else _RESIDUAL_WITH_DROPOUT
         # Models with gates have RMSNorm and rotary positions. GELU and LayerNorm are one kernel.
         eager = model.gated and shape.software == "torch-eager"
@@ -259,9 +233,7 @@ class LayerModel:
         """
         model, tokens = self._model, shape.tokens
         inner = 0.0 if shape.experts else model.ffn / shape.tp
-        # A grid also divides the inputs of products.
-        hidden = model.hidden / (1 if shape.tensor == "1d" else shape.tp)
-        values = 2 * hidden + model.heads * model.head_dim / shape.tp + inner
+        values = 2 * model.hidden + model.heads * model.head_dim / shape.tp + inner
         return tokens * values * (2 + 2 * self._kernels.value_bytes)
 
     def _kernel(self, name: str, nbytes: float) -> OperatorTime:
@@ -298,33 +270,25 @@ class LayerModel:
             ]
         return found
 
-    def _exchange_s(self, shape: Shape) -> tuple[TensorExchanges, float, float, int]:
-        """Returns the tensor exchanges, the seconds of the context and of the expert exchanges in
-        the forward pass, and the number of all exchanges in the forward pass.
+    def _exchange_s(self, shape: Shape) -> tuple[float, float, float, int]:
+        """Returns the seconds of the tensor, of the context and of the expert exchanges in the
+        forward pass, and their number.
         """
         model, exchanges, count = self._model, self._exchanges, 0
-        tensor = TensorExchanges(0.0, 0.0, 0)
-        context_s = expert_s = 0.0
-        if shape.tensor != "1d":
-            tensor = self.grid(shape.tensor, shape.tp).layer(model, shape.tokens)
-            count += tensor.calls
-        elif shape.tp > 1:
+        tensor_s = context_s = expert_s = 0.0
+        if shape.tp > 1:
             nbytes = shape.tokens * model.hidden * ROUTED_BYTES
             blocks = 1 if shape.experts and shape.ep > 1 else 2
             tensor_s = blocks * exchanges.all_reduce_s(nbytes, exchanges.place(shape.tp, 1))
-            tensor = TensorExchanges(tensor_s, tensor_s, blocks)
             count += blocks
         if shape.cp > 1:
-            # On a grid, keys and values are divided evenly: no head is held twice.
-            grid = shape.tensor != "1d"
-            keys = model.key_value_width / shape.tp if grid else _split_keys(model, shape.tp)
-            nbytes = shape.tokens * keys * ROUTED_BYTES * shape.cp
+            nbytes = shape.tokens * _split_keys(model, shape.tp) * ROUTED_BYTES * shape.cp
             context_s = exchanges.gather_s(nbytes, exchanges.place(shape.cp, shape.tp))
             count += 1
         if shape.experts and shape.ep > 1:
             expert_s = self._routes_s(shape)
             count += 2
-        return tensor, context_s, expert_s, count
+        return tensor_s, context_s, expert_s, count
 
     def _routes_s(self, shape: Shape) -> float:
         """Returns the seconds in which tokens go to their experts, and their outputs come back."""

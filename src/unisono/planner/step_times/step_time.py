@@ -18,7 +18,6 @@ from unisono.planner.inputs.workload import (
     MEGATRON_CORE,
     Workload,
 )
-from unisono.planner.pipeline.pipeline_bubble import bubble_share
 from unisono.planner.step_times.exchange_times import ExchangeTimes, exchange_times
 from unisono.planner.step_times.kernel_times import KernelTimes
 from unisono.planner.step_times.layer_times import BACKWARD_ATTENTION, LayerModel, LayerTimes, Shape
@@ -76,7 +75,7 @@ class StepModel:
         self._layer_times: dict[Shape, LayerTimes] = {}
         self._layer_steps: dict[tuple[object, ...], LayerStep] = {}
         self._layer_seconds: dict[tuple[object, ...], float] = {}
-        self._outputs: dict[tuple[str, int, float], float] = {}
+        self._outputs: dict[tuple[int, float], float] = {}
 
     def with_constants(self, constants: CalibratedConstants) -> StepModel:
         """Returns the model of the same workload with other constants."""
@@ -86,7 +85,7 @@ class StepModel:
     def shape(self, layout: Layout, micro_batch: int, *, experts: bool) -> Shape:
         """Returns the sizes that determine the times of a layer."""
         # DeepSeek sends the inputs of experts in 8 bits (arXiv 2412.19437, section 3.3.3).
-        narrow = layout.schedule == "dualpipev" and self.workload.precision in LOW_PRECISIONS
+        narrow = layout.rules.hides_exchanges and self.workload.precision in LOW_PRECISIONS
         return Shape(
             micro_batch * self.workload.seq / layout.cp,
             micro_batch,
@@ -97,7 +96,6 @@ class StepModel:
             layout.sequence_parallel,
             self._software(layout),
             experts,
-            layout.tensor,
             1 if narrow else 2,
         )
 
@@ -120,7 +118,8 @@ class StepModel:
         kinds["host"] += microbatches * slowest.host_s
         kinds["output"] = microbatches * slowest.output_s
         kinds["send"] = microbatches * slowest.send_s + self._fill_sends_s(layout, micro_batch)
-        share = bubble_share(layout, recompute, microbatches)
+        again = 1.0 if recompute == "full" else 0.0
+        share = layout.rules.bubble(layout.pipeline_size(microbatches), again)
         kinds["bubble"] = (whole_s - slowest_s) * share
         # With interleaving, the gradients of a group of layers are ready after its last pp
         # microbatches, so their exchange overlaps with the compute of the other groups of layers.
@@ -182,8 +181,7 @@ class StepModel:
         shape = self.shape(layout, micro_batch, experts=experts)
         zero = layout.microbatch_zero if layout.microbatch_zero >= 2 else 0
         group = layout.dp // layout.dp_replicate if zero else 1
-        overlapped = layout.schedule == "dualpipev"
-        key = (shape, recompute, zero, group, overlapped)
+        key = (shape, recompute, zero, group, layout.rules.hides_exchanges)
         found = self._layer_steps.get(key)
         if found is None:
             found = self._layer_steps[key] = self._layer_step(shape, layout, recompute)
@@ -196,13 +194,12 @@ class StepModel:
         key = (
             micro_batch,
             layout.tp,
-            layout.tensor,
             layout.cp,
             layout.ep if experts else 1,
             layout.sequence_parallel,
             zero,
             group,
-            layout.schedule == "dualpipev",
+            layout.rules.hides_exchanges,
             recompute,
             experts,
             self._software(layout),
@@ -259,7 +256,7 @@ class StepModel:
 
         DualPipeV and newer software compute one microbatch while they exchange another.
         """
-        hidden = self._software(layout) in HIDDEN_EXPERTS or layout.schedule == "dualpipev"
+        hidden = self._software(layout) in HIDDEN_EXPERTS or layout.rules.hides_exchanges
         if not hidden:
             return exchange_s
         beside_s = min(exchange_s, times.forward_s + times.backward_s)
@@ -271,13 +268,13 @@ class StepModel:
         megatron-2022 hides the exchanges of the backward pass behind the products of weight
         gradients, which are half of the backward products.
         """
-        exchanges_s = (passes - 1) * times.tensor_s + times.tensor_backward_s
+        exchanges_s = passes * times.tensor_s
         if shape.software in MEGATRON_CORE and shape.sequence_parallel:
             return exchanges_s * self.constants.tensor_exposed
         if shape.software != "megatron-2022":
             return exchanges_s
         products_s = times.backward_s - 2 * times.attention_s - times.memory_backward_s
-        beside_s = min(times.tensor_backward_s, products_s / 2)
+        beside_s = min(times.tensor_s, products_s / 2)
         return exchanges_s - beside_s * (1 - self.constants.overlap_slowdown)
 
     def _shards_s(self, layout: Layout, shape: Shape, device_s: float) -> float:
@@ -297,21 +294,16 @@ class StepModel:
         return exchange_s - overlapped_s + self.constants.overlap_slowdown * overlapped_s
 
     def _output_s(self, layout: Layout, tokens: float) -> float:
-        """Returns the seconds of the output projection and the loss, forward and backward.
-
-        On a grid, the seconds include the exchanges of inputs, weights and sums for the projection.
-        """
-        tp, tensor = layout.tp, layout.tensor
-        found = self._outputs.get((tensor, tp, tokens))
+        """Returns the seconds of the output projection and the loss, forward and backward."""
+        tp = layout.tp
+        found = self._outputs.get((tp, tokens))
         if found is None:
             columns, h, kernels = self.model.vocab / tp, self.model.hidden, self.kernels
             found = kernels.wide_product_s(tokens, columns, h)
             found += kernels.wide_product_s(tokens, h, columns)
             found += kernels.wide_product_s(h, columns, tokens)
             found += tokens * columns * _LOSS_BYTES / kernels.memory_Bps
-            if tensor != "1d":
-                found += self.layers.grid(tensor, tp).output(self.model, tokens)
-            self._outputs[tensor, tp, tokens] = found
+            self._outputs[tp, tokens] = found
         return found
 
     def _send_s(self, layout: Layout, micro_batch: int) -> float:

@@ -128,7 +128,7 @@ def _formulas(
         "attention": count,
         "memory": f"{count}; {kernels.memory_Bps:.4g} bytes/s",
         "recompute": f"{count}; {recompute}",
-        "tensor": f"{count} x {_tensor_text(layout, passes)}",
+        "tensor": f"{count} x {passes} passes x 2 all_reduce among {layout.tp}",
         "context": f"{count} x {passes} passes among {layout.cp}",
         "expert": f"{count} x {passes} passes x 2 all_to_all among {layout.ep}",
         "send": _messages_text(times, layout, microbatches),
@@ -139,13 +139,6 @@ def _formulas(
         "straggler": f"slowest of {layout.devices}: standard deviation "
         f"{times.constants.straggler:.2%}",
     }
-
-
-def _tensor_text(layout: Layout, passes: int) -> str:
-    if layout.tensor == "1d":
-        return f"{passes} passes x 2 all_reduce among {layout.tp}"
-    grid = " x ".join(map(str, layout.tensor_grid))
-    return f"{passes} passes of inputs, weights and sums on a grid of {grid}"
 
 
 def _messages_text(times: StepModel, layout: Layout, microbatches: int) -> str:

@@ -40,15 +40,12 @@ class UpdateTimes:
         share of the last layer is not hidden. The hidden share slows the compute down.
         """
         shards = layout.dp * layout.cp
-        found = self._tied_s(layout) + self._depth_s(layout, stages)
-        if layout.zero == 0:
-            shards *= layout.tp // layout.weight_parts
+        found = self._tied_s(layout)
         if layout.microbatch_zero >= 2 or shards == 1:
             return found
         dense, routed = self._stage_groups(layout, stages)
         exchanges = self._exchanges
-        stride = layout.weight_parts if layout.zero == 0 else layout.tp
-        seconds = exchanges.all_reduce_s(2 * dense.parameters, exchanges.place(shards, stride))
+        seconds = exchanges.all_reduce_s(2 * dense.parameters, exchanges.place(shards, layout.tp))
         if routed.parameters:
             place = exchanges.place(routed.ranks, routed.stride)
             seconds += exchanges.all_reduce_s(2 * routed.parameters, place)
@@ -57,26 +54,13 @@ class UpdateTimes:
         overlapped_s = min(seconds * (1 - 1 / max(stages)), window_s)
         return found + seconds - overlapped_s * (1 - self._constants.overlap_slowdown)
 
-    def _depth_s(self, layout: Layout, stages: tuple[int, ...]) -> float:
-        """Returns the seconds in which the planes of 2.5D sum the shards of their gradients.
-
-        Without ZeRO, one sum over planes and replicas follows instead.
-        """
-        planes = layout.tp // layout.weight_parts
-        if planes == 1 or layout.zero == 0:
-            return 0.0
-        dense, _ = self._stage_groups(layout, stages)
-        shards = layout.dp * layout.cp // layout.dp_replicate
-        group = self._exchanges.place(planes, layout.weight_parts)
-        return self._exchanges.all_reduce_s(2 * dense.parameters / shards, group)
-
     def _tied_s(self, layout: Layout) -> float:
         """Returns the seconds in which the first and the last stage sum the gradients of their two
         copies of a tied embedding.
         """
         if layout.pp == 1 or not self._model.tied:
             return 0.0
-        nbytes = 2 * self._model.vocab * self._model.hidden / layout.weight_parts
+        nbytes = 2 * self._model.vocab * self._model.hidden / layout.tp
         stride = layout.tp * layout.cp * layout.dp * (layout.pp - 1)
         return self._exchanges.all_reduce_s(nbytes, self._exchanges.place(2, stride))
 
@@ -84,7 +68,7 @@ class UpdateTimes:
         self, layout: Layout, stages: tuple[int, ...]
     ) -> tuple[ParameterGroup, ParameterGroup]:
         """Returns the dense and the expert parameters of the largest stage on one device."""
-        key = layout.tp, layout.tensor, layout.ep, max(stages)
+        key = layout.tp, layout.ep, max(stages)
         found = self._parameters.get(key)
         if found is None:
             dense = 0 if self._model.moe_layers else max(stages)

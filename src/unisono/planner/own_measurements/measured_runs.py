@@ -1,11 +1,11 @@
-"""Reads step times that the user measured, from JSON or CSV."""
+"""Training runs whose step time was measured, and their files in JSON or CSV."""
 
 from __future__ import annotations
 
 import csv
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from unisono.planner.inputs.device_cluster import Cluster
@@ -13,11 +13,23 @@ from unisono.planner.inputs.layout import Layout
 from unisono.planner.inputs.model_presets import load_model
 from unisono.planner.inputs.transformer import Transformer
 from unisono.planner.inputs.workload import Workload
-from unisono.planner.own_measurements.measured_run import MeasuredRun
 from unisono.planner.positive_values import require_positive
 
 _JOB = ("seq", "global_batch", "micro_batch", "precision", "recompute", "software")
-_NEEDED = ("model", "cluster", "layout", "seq", "global_batch", "step_s")
+_NEEDED = "expected runs with model, cluster, layout, seq, global_batch, step_s"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredRun:
+    """A run with its configuration and its step time."""
+
+    name: str
+    model: Transformer
+    cluster: Cluster
+    layout: Layout
+    job: Workload
+    measured_s: float
+    """Seconds of one optimizer step."""
 
 
 def read_own_runs(text: str) -> list[MeasuredRun]:
@@ -35,9 +47,8 @@ def read_own_runs(text: str) -> list[MeasuredRun]:
     >>> run.layout.zero, run.measured_s
     (1, 1.9)
     """
-    entries = _entries(text)
     found = []
-    for number, entry in enumerate(entries, 1):
+    for number, entry in enumerate(_entries(text), 1):
         try:
             found.append(_run(entry))
         except (ValueError, TypeError, KeyError) as error:
@@ -54,12 +65,10 @@ def _entries(text: str) -> list[dict[str, Any]]:
         lines = [line for line in text.splitlines() if line and not line.startswith("#")]
         entries = list(csv.DictReader(lines))
     if not entries or not all(isinstance(entry, dict) for entry in entries):
-        raise ValueError(f"expected a list of runs with {', '.join(_NEEDED)}; found none")
+        raise ValueError(f"{_NEEDED}; found none")
     for entry in entries:
         if "step_s" not in entry:
-            raise ValueError(
-                f"expected runs with {', '.join(_NEEDED)}; found {', '.join(map(str, entry))}"
-            )
+            raise ValueError(f"{_NEEDED}; found {', '.join(map(str, entry))}")
     return entries
 
 
@@ -74,30 +83,14 @@ def _run(entry: Mapping[str, Any]) -> MeasuredRun:
         raise ValueError(f"lacks {' and '.join(missing)}")
     measured_s = float(entry["step_s"])
     require_positive({"step_s": measured_s})
-    model, job = _model(entry["model"]), Workload(**values)
-    cluster, layout = _cluster(entry["cluster"]), _layout(entry["layout"])
-    name = f"{entry['model'] if isinstance(entry['model'], str) else 'model'} {layout.text()}"
+    model, cluster, layout = entry["model"], entry["cluster"], entry["layout"]
+    is_long = [isinstance(each, Mapping) for each in (model, cluster, layout)]
+    divided = Layout.from_document(layout) if is_long[2] else Layout.read(str(layout))
     return MeasuredRun(
-        name=entry.get("name") or name,
-        model=model,
-        cluster=cluster,
-        layout=replace(layout, vpp=1) if layout.pp == 1 else layout,
-        job=job,
+        name=entry.get("name") or f"{'model' if is_long[0] else model} {divided.text()}",
+        model=Transformer(**model) if is_long[0] else load_model(str(model)),
+        cluster=Cluster.from_document(cluster) if is_long[1] else Cluster.read(str(cluster)),
+        layout=replace(divided, vpp=1) if divided.pp == 1 else divided,
+        job=Workload(**values),
         measured_s=measured_s,
     )
-
-
-def _model(value: Any) -> Transformer:
-    return Transformer(**value) if isinstance(value, Mapping) else load_model(str(value))
-
-
-def _cluster(value: Any) -> Cluster:
-    if isinstance(value, Mapping):
-        return Cluster.from_document(dict(value))
-    return Cluster.read(str(value))
-
-
-def _layout(value: Any) -> Layout:
-    if isinstance(value, Mapping):
-        return Layout.from_document(dict(value))
-    return Layout.read(str(value))

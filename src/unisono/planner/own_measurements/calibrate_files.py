@@ -8,15 +8,13 @@ from pathlib import Path
 
 from unisono.planner.constants.calibrated_constants import CalibratedConstants, default_constants
 from unisono.planner.inputs.device_cluster import Cluster
-from unisono.planner.own_measurements.calibration import Calibration
-from unisono.planner.own_measurements.link_calibration import (
+from unisono.planner.own_measurements.calibration import Calibration, OwnRun
+from unisono.planner.own_measurements.link_rates import (
     CollectiveTimes,
     fit_links,
     read_collectives,
 )
-from unisono.planner.own_measurements.measured_run import MeasuredRun
-from unisono.planner.own_measurements.own_run import OwnRun
-from unisono.planner.own_measurements.own_runs import read_own_runs
+from unisono.planner.own_measurements.measured_runs import MeasuredRun, read_own_runs
 from unisono.planner.prediction import predict
 from unisono.text_files import reading
 

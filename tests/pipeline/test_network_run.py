@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unisono import planner, topology
+from unisono import pipeline, topology
 from unisono.errors import UnsupportedError
-from unisono.planner import PipelineSchedule, StageTask, TaskGroup
+from unisono.pipeline import PipelineSchedule, StageTask, TaskGroup
 from unisono.simulator import Conditions, Traffic
 
 counts = {"stages": st.integers(1, 4), "rounds": st.integers(1, 3)}
@@ -21,7 +21,7 @@ kinds = st.sampled_from([("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zb1p",
 
 
 def _orders(name: str, stages: int, microbatches: int, chunks: int = 1) -> list[list[TaskGroup]]:
-    return planner.stage_tasks(name, stages=stages, microbatches=microbatches, chunks=chunks)
+    return pipeline.stage_tasks(name, stages=stages, microbatches=microbatches, chunks=chunks)
 
 
 def _schedule(name: str, stages: int, microbatches: int, **sizes: float) -> PipelineSchedule:
@@ -40,8 +40,8 @@ def test_without_bytes_the_network_takes_no_time(
         forward_s=forward_s,
         backward_s=backward_s,
     )
-    found = planner.simulate_pipeline(schedule, topology.ring(max(stages, 2)))
-    assert found.run == planner.run_tasks(schedule.ranks, schedule.seconds)
+    found = pipeline.simulate_pipeline(schedule, topology.ring(max(stages, 2)))
+    assert found.run == pipeline.run_tasks(schedule.ranks, schedule.seconds)
     assert found.exposed_s == 0
     if name in ("gpipe", "1f1b"):
         microbatches = stages * rounds
@@ -64,8 +64,8 @@ def test_messages_on_free_links_take_their_bytes_and_latency(
         name, orders, forward_s=1.0, backward_s=2.0, activation_bytes=0.25e9
     )
     net = topology.parse(f"mesh:{stages},bandwidth=1GB,latency=10ms")
-    found = planner.simulate_pipeline(schedule, net)
-    sent = planner.run_tasks(orders, schedule.seconds, send_s=0.25 + 0.01)
+    found = pipeline.simulate_pipeline(schedule, net)
+    sent = pipeline.run_tasks(orders, schedule.seconds, send_s=0.25 + 0.01)
     assert found.run.makespan_s == pytest.approx(sent.makespan_s)
     assert found.exposed_s == pytest.approx(sent.makespan_s - found.ideal.makespan_s)
 
@@ -76,7 +76,7 @@ def test_a_slow_link_delays_each_message_by_the_earlier_ones() -> None:
     """
     schedule = _schedule("gpipe", 2, 4, forward_s=1.0, backward_s=1.0, activation_bytes=3e9)
     net = topology.parse("mesh:2,bandwidth=1GB,latency=0s")
-    found = planner.simulate_pipeline(schedule, net)
+    found = pipeline.simulate_pipeline(schedule, net)
     begins = [span.begin_s for span in found.run.spans[1] if span.task.kind == "F"]
     assert begins == pytest.approx([4, 7, 10, 13])
     # The gradients leave from 15 on, one each 3 s; the last pass takes 1 s.
@@ -98,8 +98,8 @@ def test_other_traffic_takes_half_of_a_link() -> None:
     )
     net = topology.parse("mesh:2,bandwidth=1GB,latency=0s")
     busy = Conditions(traffic=(Traffic(src=0, dst=1),))
-    other = planner.simulate_pipeline(schedule, net, conditions=busy)
-    assert planner.simulate_pipeline(schedule, net).run.makespan_s == pytest.approx(
+    other = pipeline.simulate_pipeline(schedule, net, conditions=busy)
+    assert pipeline.simulate_pipeline(schedule, net).run.makespan_s == pytest.approx(
         1 + 1 + 3 + 1 + 2
     )
     assert other.run.makespan_s == pytest.approx(1 + 2 + 3 + 1 + 2)  # half of the rate, forward
@@ -172,4 +172,4 @@ def test_refused_documents(path: tuple[Any, ...], value: object, error: str) -> 
 def test_refusals() -> None:
     schedule = _schedule("1f1b", 3, 1, forward_s=1.0, backward_s=2.0)
     with pytest.raises(UnsupportedError, match="needs ranks"):
-        planner.simulate_pipeline(schedule, topology.ring(2))
+        pipeline.simulate_pipeline(schedule, topology.ring(2))

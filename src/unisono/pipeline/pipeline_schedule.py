@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from math import inf
 from pathlib import Path
 from typing import Any
 
-from unisono.planner.pipeline.task_run import StageTask, TaskGroup, run_tasks
+from unisono.pipeline.task_run import StageTask, TaskGroup, run_tasks
 from unisono.text_files import reading
 
 ACTIVATION, GRADIENT = "activation", "gradient"
 _LISTS = ("stages", "messages", "ranks")
+_MESSAGE = ("kind", "from_stage", "to_stage", "bytes")
 _TASK = re.compile(r"(\d+)([FBIW])(\d+)")
 
 
@@ -28,10 +29,8 @@ class StageTimes:
     weight_gradient_s: float
 
     def __post_init__(self) -> None:
-        for name in self.__slots__:
-            value = getattr(self, name)
-            if not isinstance(value, int | float) or not 0 <= value < inf:
-                raise ValueError(f"{name} must be a number of seconds of at least 0, not {value!r}")
+        for name, value in asdict(self).items():
+            _check_number(f"{name} must be a number of seconds", value)
 
     def of(self, kind: str) -> float:
         """Returns the seconds of a forward pass "F", a whole backward pass "B", an input gradient
@@ -68,8 +67,7 @@ class StageMessage:
                 f"the {self.kind} of stage {self.from_stage} goes to stage "
                 f"{self.from_stage + step}, not {self.to_stage}"
             )
-        if not isinstance(self.nbytes, int | float) or not 0 <= self.nbytes < inf:
-            raise ValueError(f"bytes must be a number of at least 0, not {self.nbytes!r}")
+        _check_number("bytes must be a number", self.nbytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +120,7 @@ class PipelineSchedule:
         `weight_share` is the fraction of `backward_s` in which weight gradients are computed. A
         gradient has as many bytes as an activation.
         """
-        count = 1 + max(task.stage for order in ranks for group in order for task in group)
+        count = 1 + max(task.stage for task in _tasks(ranks))
         weight_s = backward_s * weight_share
         times = StageTimes(
             forward_s=forward_s,
@@ -144,7 +142,7 @@ class PipelineSchedule:
     @property
     def microbatches(self) -> int:
         """Number of microbatches of a step."""
-        return 1 + max(task.microbatch for order in self.ranks for group in order for task in group)
+        return 1 + max(task.microbatch for task in _tasks(self.ranks))
 
     def seconds(self, task: StageTask) -> float:
         """Returns the seconds of a pass."""
@@ -179,17 +177,9 @@ class PipelineSchedule:
         waits for the inputs of all its passes first, and sends all results at the end."""
         return {
             "pipeline": self.name,
-            "stages": [
-                {name: getattr(each, name) for name in StageTimes.__slots__} for each in self.stages
-            ],
+            "stages": [asdict(each) for each in self.stages],
             "messages": [
-                {
-                    "kind": each.kind,
-                    "from_stage": each.from_stage,
-                    "to_stage": each.to_stage,
-                    "bytes": each.nbytes,
-                }
-                for each in self.messages
+                dict(zip(_MESSAGE, asdict(each).values(), strict=True)) for each in self.messages
             ],
             "ranks": [[_group_text(group) for group in order] for order in self.ranks],
         }
@@ -209,6 +199,11 @@ class PipelineSchedule:
         )
 
 
+def _check_number(what: str, value: object) -> None:
+    if not isinstance(value, int | float) or not 0 <= value < inf:
+        raise ValueError(f"{what} of at least 0, not {value!r}")
+
+
 def _lines(items: Sequence[Any]) -> str:
     """Returns a JSON list with one line for each item."""
     return "[\n" + ",\n".join(f"    {json.dumps(item)}" for item in items) + "\n  ]"
@@ -216,13 +211,22 @@ def _lines(items: Sequence[Any]) -> str:
 
 def _check_passes(ranks: Sequence[Sequence[TaskGroup]], stages: int) -> None:
     """Raises ValueError unless each microbatch passes each stage once, forward and backward."""
-    tasks = [task for order in ranks for group in order for task in group]
+    tasks = list(_tasks(ranks))
     if not stages or not tasks:
         raise ValueError("a pipeline schedule needs at least one stage and one pass")
     for task in tasks:
         if task.stage >= stages:
             raise ValueError(f"{task.text}: the schedule has {stages} stages, from 0 on")
-    _check_ranks(ranks)
+    rank_of: dict[int, int] = {}
+    for rank, order in enumerate(ranks):
+        if not order:
+            raise ValueError(f"rank {rank} has no passes")
+        for task in _tasks([order]):
+            if rank_of.setdefault(task.stage, rank) != rank:
+                raise ValueError(
+                    f"stage {task.stage} runs on rank {rank_of[task.stage]} and on rank {rank}; "
+                    "expected one rank"
+                )
     known = set(tasks)
     if len(known) < len(tasks):
         raise ValueError(f"{next(t for t in tasks if tasks.count(t) > 1).text} occurs twice")
@@ -236,18 +240,9 @@ def _check_passes(ranks: Sequence[Sequence[TaskGroup]], stages: int) -> None:
                 )
 
 
-def _check_ranks(ranks: Sequence[Sequence[TaskGroup]]) -> None:
-    """Raises ValueError unless each rank has passes, and each stage is on one rank."""
-    rank_of: dict[int, int] = {}
-    for rank, order in enumerate(ranks):
-        if not order:
-            raise ValueError(f"rank {rank} has no passes")
-        for task in (task for group in order for task in group):
-            if rank_of.setdefault(task.stage, rank) != rank:
-                raise ValueError(
-                    f"stage {task.stage} runs on rank {rank_of[task.stage]} and on rank {rank}; "
-                    "expected one rank"
-                )
+def _tasks(ranks: Iterable[Iterable[TaskGroup]]) -> Iterator[StageTask]:
+    """Yields all passes."""
+    return (task for order in ranks for group in order for task in group)
 
 
 def _check_fields(what: str, document: Any, names: Iterable[str]) -> None:
@@ -262,7 +257,7 @@ def _stage(number: int, document: Any) -> StageTimes:
 
 
 def _message(document: Any) -> StageMessage:
-    _check_fields("a message", document, ("kind", "from_stage", "to_stage", "bytes"))
+    _check_fields("a message", document, _MESSAGE)
     for name in ("from_stage", "to_stage"):
         if not isinstance(document[name], int):
             raise ValueError(f"{name} must be the number of a stage, not {document[name]!r}")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from unisono.planner.pipeline.pipeline_schedule import ACTIVATION, GRADIENT, PipelineSchedule
-from unisono.planner.pipeline.task_run import (
+from unisono.pipeline.pipeline_schedule import ACTIVATION, GRADIENT, PipelineSchedule
+from unisono.pipeline.task_run import (
     StageTask,
     TaskRun,
     TaskSpan,

@@ -1,15 +1,24 @@
-"""The sizes of a recommendation model (DLRM), and its exact number of parameters."""
+"""The sizes of a recommendation model (DLRM): its parameters, known models, and models of files."""
 
 from __future__ import annotations
 
+import difflib
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from unisono.planner.data_files import data_text
+from unisono.text_files import reading
 
 INTERACTIONS = ("dot", "cross")
 """Kinds of interaction. dot: dot products of all pairs of vectors (Naumov et al., 2019). cross: a
 deep cross network with matrices of low rank (Wang et al., "DCN V2", 2021)."""
 _MOST_IDS = 255  # a bag's length is sent as one byte
+_SIZES = ("counters", "width", "bottom", "top", "interaction", "cross_layers", "cross_rank")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,8 +128,10 @@ class Dlrm:
     def dense_parameters(self) -> int:
         """Number of parameters outside the embedding tables."""
         inputs = self.vectors * self.width
-        cross = self.cross_layers * (2 * inputs * self.cross_rank + inputs)
-        return _dense(self.bottom_widths) + cross + _dense(self.top_widths)
+        found = self.cross_layers * (2 * inputs * self.cross_rank + inputs)
+        for widths in (self.bottom_widths, self.top_widths):
+            found += sum((a + 1) * b for a, b in pairwise(widths))
+        return found
 
     @property
     def parameters(self) -> int:
@@ -128,13 +139,64 @@ class Dlrm:
         return self.table_parameters + self.dense_parameters
 
 
-def refuse_dlrm(model: object, what: str) -> None:
-    """Raises ValueError for a recommendation model, which `what` does not predict."""
-    if isinstance(model, Dlrm):
+@cache
+def _known() -> Mapping[str, Dlrm]:
+    """Returns the known models. `data/dlrm_models.json` has the source of each."""
+    models = json.loads(data_text("dlrm_models.json"))["models"]
+    return {name: _model(document) for name, document in models.items()}
+
+
+def load_dlrm(what: str | Path) -> Dlrm:
+    """Returns a known recommendation model by name, or the model of a JSON file.
+
+    The file has the fields of `Dlrm`. Instead of `tables`, it has two lists with a number for each
+    table: `rows`, and `ids` if bags may have more than one id. Raises ValueError for an unknown
+    name and for other content.
+
+    >>> load_dlrm("dlrm-mlperf").dense_parameters
+    2368897
+    """
+    path = Path(what)
+    if path.suffix == ".json":
+        with reading(path) as text:
+            return _model(json.loads(text))
+    found = _known().get(str(what).lower())
+    if found is None:
+        near = difflib.get_close_matches(str(what).lower(), _known(), cutoff=0.3)
         raise ValueError(
-            f"{what} is for transformers; predict, search and sensitivity accept planner.Dlrm"
+            f"no recommendation model is named {str(what)!r}; near: {', '.join(near or _known())}"
         )
+    return found
 
 
-def _dense(widths: tuple[int, ...]) -> int:
-    return sum((a + 1) * b for a, b in pairwise(widths))
+def is_dlrm(what: str | Path) -> bool:
+    """Returns True for a name that begins with "dlrm", and for the file of a recommendation model.
+
+    >>> is_dlrm("dlrm-mlperf"), is_dlrm("gpt3-175b")
+    (True, False)
+    """
+    path = Path(what)
+    if path.suffix != ".json":
+        return str(what).lower().startswith("dlrm")
+    with reading(path) as text:
+        document = json.loads(text)
+    return isinstance(document, dict) and "rows" in document
+
+
+def _model(document: Any) -> Dlrm:
+    if not isinstance(document, dict) or not {"rows", "counters", "width"} <= set(document):
+        raise ValueError(
+            "a recommendation model is a JSON object with rows, counters, width, bottom and top"
+        )
+    unknown = sorted(set(document) - {*_SIZES, "rows", "ids", "source"})
+    if unknown:
+        raise ValueError(f"unknown fields of a recommendation model: {', '.join(unknown)}")
+    rows = document["rows"]
+    ids = document.get("ids", [1] * len(rows))
+    if len(ids) != len(rows):
+        raise ValueError(f"ids: expected a number for each of {len(rows)} tables, got {len(ids)}")
+    sizes = {name: document[name] for name in _SIZES if name in document}
+    for name in ("bottom", "top"):
+        sizes[name] = tuple(sizes.get(name, ()))
+    tables = tuple(TableShape(rows=r, ids=i) for r, i in zip(rows, ids, strict=True))
+    return Dlrm(tables=tables, **sizes)

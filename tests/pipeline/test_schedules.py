@@ -7,9 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedule_runs import run_schedule
-from unisono import planner
-from unisono.planner.inputs.layer_division import stage_layers
-from unisono.planner.memory.stage_memory import kept_chunks
+from unisono import pipeline
 
 sizes = {"stages": st.integers(1, 6), "rounds": st.integers(1, 4)}
 times = st.floats(0.1, 10)
@@ -29,9 +27,10 @@ def test_bubble_of_equal_stages(
     )
     bubble = (stages - 1) * (forward_s + backward_s)
     assert run.makespan_s == pytest.approx(microbatches * (forward_s + backward_s) + bubble)
-    layout = planner.Layout(pp=stages, schedule=schedule)
+    size = pipeline.PipelineSize(stages, 1, microbatches)
     for stage, kept in enumerate(run.kept):
-        assert kept == kept_chunks(layout, stage, microbatches)
+        assert kept == pipeline.SCHEDULES[schedule].kept(size, stage)
+    assert pipeline.SCHEDULES[schedule].bubble(size, 0) == 1
 
 
 @given(**sizes, chunks=st.integers(2, 4), forward_s=times, ratio=st.floats(1, 3))
@@ -51,9 +50,13 @@ def test_bubble_of_interleaved_stages(
     )
     bubble = (stages - 1) * (forward_s + backward_s) / chunks
     assert run.makespan_s == pytest.approx(microbatches * (forward_s + backward_s) + bubble)
-    layout = planner.Layout(pp=stages, vpp=chunks)
+    size, rules = (
+        pipeline.PipelineSize(stages, chunks, microbatches),
+        pipeline.SCHEDULES["interleaved"],
+    )
     for stage, kept in enumerate(run.kept):
-        assert kept == kept_chunks(layout, stage, microbatches)
+        assert kept == rules.kept(size, stage)
+    assert rules.bubble(size, 0) == 1 / chunks
 
 
 @given(stages=st.integers(2, 6), rounds=st.integers(2, 4))
@@ -67,7 +70,9 @@ def test_bubble_of_zero_bubble_stages(stages: int, rounds: int) -> None:
         microbatches=microbatches,
     )
     assert run.makespan_s == pytest.approx(3 * microbatches + (stages - 1))
-    assert max(run.kept) <= kept_chunks(planner.Layout(pp=stages, schedule="zb1p"), 0, microbatches)
+    size, rules = pipeline.PipelineSize(stages, 1, microbatches), pipeline.SCHEDULES["zb1p"]
+    assert max(run.kept) <= rules.kept(size, 0)
+    assert rules.bubble(size, 0) == pytest.approx(1 / 3)
 
 
 @settings(max_examples=60)
@@ -105,22 +110,6 @@ def test_messages_lengthen_the_run() -> None:
 
 def test_refusals() -> None:
     with pytest.raises(ValueError, match="no order of tasks is known for the schedule 'zbv'"):
-        planner.stage_tasks("zbv", stages=2, microbatches=4)
+        pipeline.stage_tasks("zbv", stages=2, microbatches=4)
     with pytest.raises(ValueError, match="needs a multiple of 4 microbatches, not 6"):
-        planner.stage_tasks("interleaved", stages=4, microbatches=6, chunks=2)
-
-
-@given(
-    layers=st.integers(1, 200),
-    stages=st.integers(1, 20),
-    chunks=st.integers(1, 6),
-)
-def test_layers_are_divided(layers: int, stages: int, chunks: int) -> None:
-    if layers < stages * chunks and layers + 2 != stages * chunks:
-        with pytest.raises(ValueError, match=f"{layers} layers cannot fill"):
-            stage_layers(layers, stages, chunks)
-        return
-    found = stage_layers(layers, stages, chunks)
-    assert sum(found) == layers and len(found) == stages
-    if layers % stages == 0 and layers % (stages * chunks) == 0:
-        assert set(found) == {layers // stages}
+        pipeline.stage_tasks("interleaved", stages=4, microbatches=6, chunks=2)
