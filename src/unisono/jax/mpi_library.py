@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,7 +43,10 @@ class MpiLibrary:
             self._capsule = comm.c_interface()
             return _group_of(self._capsule)
         except Exception as error:
-            _write(text, size, f"{type(error).__name__}: {error}")
+            reason = f"{type(error).__name__}: {error}"
+            # jax ignores this error, and waits for all processes before its first collective
+            print(f"unisono.jax: this process has no collectives: {reason}", file=sys.stderr)
+            _write(text, size, reason)
             return 0
 
     def _check(self, text: int, size: int) -> int:

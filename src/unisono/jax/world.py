@@ -10,6 +10,8 @@ from unisono.communicator import Communicator, join_by_store
 from unisono.errors import RendezvousError
 
 _PREFIX = "unisono/"
+_ANSWER_MS = 60_000
+"""Milliseconds for the answer of JAX's coordinator about a key that exists."""
 
 
 class ClientStore:
@@ -25,7 +27,7 @@ class ClientStore:
 
     def get(self, key: str, /) -> bytes:
         """Returns the value of an existing key."""
-        found: bytes = self._client.blocking_key_value_get_bytes(_PREFIX + key, 1)
+        found: bytes = self._client.blocking_key_value_get_bytes(_PREFIX + key, _ANSWER_MS)
         return found
 
     def wait(self, keys: list[str], timeout: timedelta, /) -> None:
