@@ -23,7 +23,7 @@ def data():
 
 
 def fit():
-    import unisono.jax  # before jax
+    import unisono.jax  # isort: skip # before jax
 
     import jax
     import jax.numpy as jnp

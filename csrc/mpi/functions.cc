@@ -15,16 +15,17 @@
 namespace unisono::mpi {
 namespace {
 
-// What the program in Python provides. `join` returns the group of all ranks, which Python owns, and
-// its timeout; after an error, it returns nullptr and writes a text. `check` returns 0, or writes why
-// no communicator can be made.
+// What the program in Python provides. `join` returns the group of all ranks, which Python owns,
+// and its timeout; after an error, it returns nullptr and writes a text. `check` returns 0, or
+// writes why no communicator can be made.
 struct Program {
     unisono_group* (*join)(double* timeout_s, char* error, uint64_t size);
     int (*check)(char* error, uint64_t size);
 };
 
 Program program{};
-std::unique_ptr<Communicator> world;
+// Never destroyed, since the process may end after Python.
+Communicator* world = nullptr;
 std::string world_error = "import unisono.jax before jax";
 bool is_finalized = false;
 
@@ -47,7 +48,7 @@ std::optional<uint32_t> reduction_of(MPIABI_Op op) {
 }
 
 Communicator* of(MPIABI_Comm comm) noexcept {
-    return comm == kWorld ? world.get() : reinterpret_cast<Communicator*>(comm);
+    return comm == kWorld ? world : reinterpret_cast<Communicator*>(comm);
 }
 
 // Calls a function of a communicator, whose exceptions and missing communicator become codes.
@@ -116,9 +117,9 @@ EXPORTED int MPIABI_Init_thread(int*, char***, int, int* provided) {
     unisono_group* const group = program.join(&timeout_s, text, sizeof text);
     if (group) {
         group->api->retain(group);
-        world = std::make_unique<Communicator>(group, timeout_s);
+        world = new Communicator(group, timeout_s);
     } else {
-        world = std::make_unique<Communicator>(std::string(text));
+        world = new Communicator(std::string(text));
     }
     return group ? kSuccess : code_of(text);
 }

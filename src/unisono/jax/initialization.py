@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-import unisono
+from unisono.communicator import init
 
 _ADDRESS_BYTES = 256
 
@@ -20,7 +20,7 @@ def initialize(**options: Any) -> None:
     """
     import jax
 
-    with unisono.init() as comm:
+    with init() as comm:
         address = np.zeros(_ADDRESS_BYTES, np.uint8)
         if comm.rank == 0:
             chosen = _coordinator(several_hosts=len(comm.hosts) > 1).encode()

@@ -24,9 +24,7 @@ class _Program(ctypes.Structure):
 class MpiLibrary:
     """`libunisono_mpi.so`, which jax and this object load once."""
 
-    def __init__(
-        self, join: Callable[[], Communicator], refusal: Callable[[], str | None]
-    ) -> None:
+    def __init__(self, join: Callable[[], Communicator], refusal: Callable[[], str | None]) -> None:
         """`join` joins the group of all processes. `refusal` returns why jax must not make a
         communicator, or None."""
         self.path = str(Path(native.library_folder(), "libunisono_mpi.so"))
