@@ -24,7 +24,7 @@ from unisono.parallel.context.attention_blocks import (
     block_of_ring,
 )
 from unisono.parallel.context.gathered_attention import whole_attention
-from unisono.parallel.context.ring_exchange import RingExchange
+from unisono.parallel.context.ring_attention import RingExchange
 
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 32
 WHOLE, EXCHANGE, ATTENTION = "one process", "exchange", "attention"

@@ -4,6 +4,7 @@ Covers: `unisono.run`, `parallelize`, `ParallelRun.save` and `load`, `PeerLostEr
 ranks train a transformer, with tensor and pipeline parallelism. One rank kills itself in the middle
 of the training. The job starts again from the last checkpoint on two ranks, which divide the
 samples and the optimizer's states. The losses are those of one process without a failure.
+`elastic_training.py` trains by the same functions, with elastic ranks.
 
     python examples/restart_in_another_layout.py
 """
@@ -35,9 +36,9 @@ def batch_of(step):
     return text[:, :-1], text[:, 1:]
 
 
-def train(layout, folder, is_lost):
+def train(layout, folder, lost_in_step=None, steps=STEPS):
     """Trains from the folder's last checkpoint or, without a checkpoint, from the beginning.
-    Returns the losses by step.
+    Returns the losses by step. The last rank kills itself in the step `lost_in_step`.
     """
     dist.init_process_group("unisono")
     torch.set_default_dtype(torch.float64)
@@ -48,11 +49,11 @@ def train(layout, folder, is_lost):
         optimizer=lambda parameters: torch.optim.AdamW(parameters, 1e-2),
         microbatches=2,
     )
-    if (folder / "latest").exists():
+    if (folder / "latest").exists():  # written when a checkpoint is complete
         run.load(folder)
     losses = {}
-    while run.steps < STEPS:
-        if is_lost and run.steps == LOST_IN_STEP and dist.get_rank() == layout.devices - 1:
+    while run.steps < steps:
+        if run.steps == lost_in_step and dist.get_rank() == layout.devices - 1:
             os.kill(os.getpid(), signal.SIGKILL)
         step = run.steps
         losses[step] = float(run.step(*batch_of(step)))
@@ -61,12 +62,12 @@ def train(layout, folder, is_lost):
     return losses
 
 
-def train_alone():
-    """Returns the losses of training in this process without a layout."""
+def train_alone(steps=STEPS):
+    """Returns the losses of training in this process without a layout, by step."""
     torch.set_default_dtype(torch.float64)
     model, loss, losses = TransformerModel(SHAPE, seed=0), CrossEntropy(SHAPE.vocab), {}
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
-    for step in range(STEPS):
+    for step in range(steps):
         inputs, targets = batch_of(step)
         optimizer.zero_grad()
         found = loss(model(inputs), targets)
@@ -82,10 +83,10 @@ def main():
         folder = Path(name)
         first, second = LAYOUTS
         try:
-            unisono.run(train, ranks=first.devices, args=(first, folder, True))
+            unisono.run(train, ranks=first.devices, args=(first, folder, LOST_IN_STEP))
         except unisono.PeerLostError as error:
             console.print(f"[red]{first.text()}: {error}", highlight=False)
-        losses = unisono.run(train, ranks=second.devices, args=(second, folder, False))[0]
+        losses = unisono.run(train, ranks=second.devices, args=(second, folder))[0]
     alone = train_alone()
     table = Table("step", "one process", f"after the restart: {second.text()}")
     for step, loss in alone.items():

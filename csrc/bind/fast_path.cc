@@ -14,6 +14,7 @@
 #include "bind/pack.h"
 #include "bind/register.h"
 #include "execution/group.h"
+#include "execution/overlap_rule.h"
 #include "execution/prepared_call.h"
 
 namespace nb = nanobind;
@@ -203,22 +204,8 @@ class FastPath {
     // Returns true if the result does not overwrite input that is still needed. Otherwise Python
     // makes a copy.
     [[nodiscard]] bool safe(const CallKey& key, uintptr_t in, uintptr_t out) const noexcept {
-        if (in + key.in_bytes <= out || out + key.out_bytes <= in) return true;
-        const uint64_t rank = group_->members().rank();
-        switch (static_cast<OpKind>(key.op)) {
-            case OpKind::all_gather:
-                return in == out + rank * key.in_bytes;
-            case OpKind::reduce_scatter:
-                return out == in + rank * key.out_bytes;
-            case OpKind::all_reduce:
-            case OpKind::broadcast:
-            case OpKind::reduce:
-            case OpKind::scan:
-            case OpKind::exscan:
-                return in == out;
-            default:
-                return false;
-        }
+        return overlap_is_safe(static_cast<OpKind>(key.op), group_->members().rank(),
+                               {in, key.in_bytes}, {out, key.out_bytes});
     }
 
     std::shared_ptr<Group> group_;

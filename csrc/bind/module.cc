@@ -9,6 +9,7 @@ NB_MODULE(_native, m) {
     // may be alive then.
     nanobind::set_leak_warnings(false);
     unisono::bind::register_errors(m);
+    unisono::bind::register_c_interface(m);
     unisono::bind::register_convert(m);
     unisono::bind::register_group(m);
     unisono::bind::register_machine(m);

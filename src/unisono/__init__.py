@@ -24,7 +24,7 @@ from unisono.errors import (
 
 if TYPE_CHECKING:
     from unisono import algorithms, parallel, planner, schedule, show, simulator, topology
-    from unisono.communicator import Communicator, Work, init, pairs, premul_sum
+    from unisono.communicator import Communicator, Work, get_include, init, pairs, premul_sum
     from unisono.controller import Controller
     from unisono.launch import run
     from unisono.simulator import simulate
@@ -35,6 +35,7 @@ _LAZY = {
     "Communicator": "unisono.communicator",
     "Controller": "unisono.controller",
     "Work": "unisono.communicator",
+    "get_include": "unisono.communicator",
     "init": "unisono.communicator",
     "pairs": "unisono.communicator",
     "premul_sum": "unisono.communicator",
@@ -76,6 +77,7 @@ __all__ = [
     "UnsupportedError",
     "Work",
     "algorithms",
+    "get_include",
     "init",
     "pairs",
     "parallel",

@@ -288,6 +288,10 @@ class Pack:
     def gather(self, to: int) -> None: ...
     def scatter(self, from_: int) -> None: ...
 
+def c_group(group: Group, owner: object) -> object:
+    """Returns a capsule with a `unisono_group` of `csrc/capi/unisono.h`. `owner`: an `Owner` of
+    `unisono.communicator.c_interface`."""
+
 class FastPath:
     timeout_s: float
     def __init__(

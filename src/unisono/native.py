@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 try:
+    from unisono import _native
     from unisono._native import (
         ANY_SOURCE,
         ANY_TAG,
@@ -27,6 +30,7 @@ try:
         TlsSession,
         VotedAllReduce,
         VotedWork,
+        c_group,
         create_segment,
         hash_memory,
         in_progress_thread,
@@ -52,6 +56,12 @@ except ImportError as error:
         "install with `pip install .`, or run `make` in a checkout"
     ) from error
 
+
+def library_folder() -> str:
+    """Returns the folder of the core's libraries."""
+    return str(Path(_native.__file__).parent)
+
+
 __all__ = [
     "ANY_SOURCE",
     "ANY_TAG",
@@ -76,11 +86,13 @@ __all__ = [
     "TlsSession",
     "VotedAllReduce",
     "VotedWork",
+    "c_group",
     "create_segment",
     "hash_memory",
     "in_progress_thread",
     "isa",
     "last_level_cache_bytes",
+    "library_folder",
     "load_openssl",
     "meshed_cores",
     "narrow",

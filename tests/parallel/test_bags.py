@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from unisono.parallel.recommendation.bag_exchange import NO_ID, Bags, sum_bags
+from unisono.parallel.recommendation.divided_lookup import NO_ID, Bags, sum_bags
 
 pytestmark = pytest.mark.torch
 ROWS = 7

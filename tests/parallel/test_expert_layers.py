@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from unisono.parallel import Layout
-from unisono.parallel.layers.balance_loss import balance_loss
+from unisono.parallel.layers.expert_loads import balance_loss
 from unisono.parallel.layers.mixture_of_experts import MixtureOfExperts
 from unisono.planner import Transformer
 

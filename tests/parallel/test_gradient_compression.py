@@ -19,10 +19,8 @@ from ranks import Threads  # noqa: E402
 from unisono import Communicator  # noqa: E402
 from unisono.controller import Controller  # noqa: E402
 from unisono.parallel import Bf16, Fp16, Int8, PowerSGD, TopK, data_parallel  # noqa: E402
-from unisono.parallel.compression.compression import make_exchange  # noqa: E402
-from unisono.parallel.compression.int8_codec import Int8Codec  # noqa: E402
 from unisono.parallel.compression.narrow_float_exchange import part_of_average  # noqa: E402
-from unisono.parallel.compression.top_k_codec import TopKCodec  # noqa: E402
+from unisono.parallel.data_parallelism.compression_state import make_exchange  # noqa: E402
 from unisono.parallel.data_parallelism.gradient_exchange import average_all  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -50,7 +48,7 @@ def _decoded(codec: Any, values: Any) -> Any:
 
 @given(values=vectors("float32") | vectors("float64"), run=st.integers(1, 40))
 def test_int8_is_within_half_a_scale(values: np.ndarray, run: int) -> None:
-    decoded = _decoded(Int8Codec(run), torch.from_numpy(values)).numpy()
+    decoded = _decoded(Int8(values_per_scale=run), torch.from_numpy(values)).numpy()
     for start in range(0, len(values), run):
         part = values[start : start + run].astype(np.float64)
         # The scale is the quotient (largest value / 127), rounded up to a float32.
@@ -62,15 +60,15 @@ def test_int8_is_within_half_a_scale(values: np.ndarray, run: int) -> None:
 
 def test_int8_keeps_small_runs_beside_large_ones() -> None:
     values = torch.cat([torch.full((256,), 1e6), torch.full((256,), 1e-6)])
-    assert torch.allclose(_decoded(Int8Codec(256), values), values)
+    assert torch.allclose(_decoded(Int8(values_per_scale=256), values), values)
 
 
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])
 def test_int8_and_top_k_show_values_that_are_not_finite(bad: float) -> None:
     values = torch.tensor([1.0, bad, 2.0, 0.5])
-    assert not torch.isfinite(_decoded(Int8Codec(2), values)[:2]).all()
-    assert torch.isfinite(_decoded(Int8Codec(2), values)[2:]).all()
-    assert not torch.isfinite(_decoded(TopKCodec(0.1), values)).all()
+    assert not torch.isfinite(_decoded(Int8(values_per_scale=2), values)[:2]).all()
+    assert torch.isfinite(_decoded(Int8(values_per_scale=2), values)[2:]).all()
+    assert not torch.isfinite(_decoded(TopK(fraction=0.1), values)).all()
 
 
 # ---- top-k
@@ -78,7 +76,7 @@ def test_int8_and_top_k_show_values_that_are_not_finite(bad: float) -> None:
 
 @given(values=vectors("float32") | vectors("float64"), fraction=st.floats(0.001, 1))
 def test_top_k_contracts(values: np.ndarray, fraction: float) -> None:
-    codec = TopKCodec(fraction)
+    codec = TopK(fraction=fraction)
     decoded = _decoded(codec, torch.from_numpy(values)).numpy().astype(np.float64)
     kept = codec.kept(len(values))
     assert (

@@ -13,8 +13,7 @@ from torch import nn
 
 from unisono.parallel.divisible.interfaces import MicrobatchPart, exchanging
 from unisono.parallel.layers import FeatureNorm, FeedForward, SelfAttention
-from unisono.parallel.layers.tensor_2d import Tensor2D
-from unisono.parallel.layers.tensor_3d import Tensor3D
+from unisono.parallel.layers.tensor_grid import Tensor2D, Tensor3D
 from unisono.parallel.rank_grid import RankGrid
 from unisono.planner import Layout, Transformer, layer_elements
 from unisono.planner.inputs.tensor_grid import TensorGrid

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from unisono.parallel import TransformerModel
-from unisono.parallel.layers.rotary import rotated
+from unisono.parallel.layers.attention import rotated
 from unisono.planner import Transformer
 
 pytestmark = pytest.mark.torch

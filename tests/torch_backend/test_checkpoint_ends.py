@@ -16,9 +16,10 @@ import torch
 from torch import distributed as dist
 
 from torch_backend.forked import join_all, start_ranks
+from torch_backend.loaded_blocks import load_blocks
 from unisono.errors import PeerLostError
 from unisono.parallel import Layout, parallelize
-from unisono.parallel.checkpoint import TensorBlock, block_checkpoint, load_blocks
+from unisono.parallel.checkpoint import TensorBlock, block_checkpoint
 
 pytestmark = pytest.mark.torch
 RANKS = 2

@@ -17,8 +17,9 @@ import torch
 from torch import distributed as dist
 
 from cases_in_turn import turn
+from torch_backend.loaded_blocks import load_blocks
 from unisono.parallel import Layout
-from unisono.parallel.checkpoint import TensorBlock, block_checkpoint, load_blocks, save_blocks
+from unisono.parallel.checkpoint import TensorBlock, block_checkpoint, save_blocks
 from unisono.parallel.run import parallelize
 
 pytestmark = pytest.mark.torch

@@ -25,7 +25,7 @@ from torch_backend.forked import kill_last, start_ranks
 from unisono.errors import MismatchError, PeerLostError
 from unisono.parallel import CounterRandom
 from unisono.parallel.context import CONTEXT_KINDS, ContextAttention, zigzag_part
-from unisono.parallel.context.ring_exchange import RingExchange
+from unisono.parallel.context.ring_attention import RingExchange
 
 pytestmark = pytest.mark.torch
 RANKS = 4

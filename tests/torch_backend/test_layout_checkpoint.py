@@ -22,9 +22,10 @@ from torch_backend.layout_training import (
     token_batches,
     train_alone,
 )
+from torch_backend.loaded_blocks import load_blocks
 from torch_backend.traced_models import TracedDecoder
 from unisono.parallel import Layout
-from unisono.parallel.checkpoint import TensorBlock, load_blocks, save_blocks
+from unisono.parallel.checkpoint import TensorBlock, save_blocks
 from unisono.parallel.layers import CrossEntropy, TransformerModel
 from unisono.parallel.run import ParallelRun, parallelize
 

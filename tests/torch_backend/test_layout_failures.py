@@ -24,15 +24,11 @@ from torch_backend.layout_training import (
     token_batches,
     train_alone,
 )
+from torch_backend.loaded_blocks import load_blocks
 from torch_backend.torch_version import needs_layouts
 from unisono.errors import PeerLostError
 from unisono.parallel import Layout
-from unisono.parallel.checkpoint import (
-    TensorBlock,
-    block_checkpoint,
-    load_blocks,
-    save_blocks,
-)
+from unisono.parallel.checkpoint import TensorBlock, block_checkpoint, save_blocks
 from unisono.parallel.layers import CrossEntropy, TransformerModel
 from unisono.parallel.run import flat_sets, parallelize
 from unisono.parallel.run.overlapped_sums import OverlappedSums

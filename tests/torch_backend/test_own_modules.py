@@ -166,3 +166,17 @@ def own_refusals(world):
         with turn(text=text), pytest.raises(ValueError, match=message) as caught:
             parallelize(a_model(kind), Layout.parse(text), loss=functional.mse_loss, optimizer=sgd)
         assert "\n" not in str(caught.value)
+
+
+def own_second_derivatives(world):
+    """A backward pass sends gradients, which has no derivative of its own."""
+    x = torch.ones(RANKS, requires_grad=True)
+    group = torch.distributed.group.WORLD
+    for exchange in (
+        lambda x: copy_to_all(x, group),
+        lambda x: gather_parts(sum_to_parts(x, group, dim=0), group, dim=0, length=RANKS),
+        lambda x: gather_copies(keep_part(x, group, dim=0), group, dim=0, length=RANKS),
+    ):
+        (first,) = torch.autograd.grad(exchange(x).pow(3).sum(), x, create_graph=True)
+        with pytest.raises(RuntimeError, match="differentiate twice"):
+            first.sum().backward()

@@ -12,6 +12,7 @@ from typing import Any
 from unisono import config
 from unisono.bootstrap import GroupConfig, JoinedGroup, join_group
 from unisono.communicator import (
+    c_interface,
     collectives,
     communicator_stats,
     custom,
@@ -345,5 +346,6 @@ class Communicator:
             self.abort(f"{type(error).__name__}: {error}")
         self.close()
 
+    c_interface = c_interface.c_interface
     explain = explain.explain
     stats = communicator_stats.stats

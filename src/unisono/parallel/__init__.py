@@ -24,12 +24,12 @@ from unisono.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from unisono.parallel.checkpoint import PendingSave
-    from unisono.parallel.compression.compression import Compression
     from unisono.parallel.compression.int8_codec import Int8
     from unisono.parallel.compression.narrow_float_exchange import Bf16, Fp16
     from unisono.parallel.compression.power_sgd import PowerSGD
     from unisono.parallel.compression.top_k_codec import TopK
     from unisono.parallel.counter_random import CounterRandom
+    from unisono.parallel.data_parallelism.compression_state import Compression
     from unisono.parallel.data_parallelism.data_parallel_model import DataParallel, data_parallel
     from unisono.parallel.data_parallelism.diloco import DiLoCo, nesterov_sgd
     from unisono.parallel.data_parallelism.distributed_optimizer import DistributedOptimizer
@@ -67,7 +67,7 @@ __getattr__ = lazy_names(
     __name__,
     {
         "unisono.parallel.checkpoint": ["PendingSave"],
-        "unisono.parallel.compression.compression": ["Compression"],
+        "unisono.parallel.data_parallelism.compression_state": ["Compression"],
         "unisono.parallel.counter_random": ["CounterRandom"],
         "unisono.parallel.data_parallelism.data_parallel_model": ["DataParallel", "data_parallel"],
         "unisono.parallel.data_parallelism.diloco": ["DiLoCo", "nesterov_sgd"],

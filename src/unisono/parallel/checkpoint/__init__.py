@@ -5,8 +5,6 @@ from typing import TYPE_CHECKING
 from unisono.lazy_names import lazy_names
 from unisono.parallel.checkpoint.block_checkpoint import (
     BlockCheckpoint,
-    complete_checkpoint,
-    load_blocks,
     open_checkpoint,
     save_blocks,
 )
@@ -15,8 +13,7 @@ from unisono.parallel.checkpoint.checkpoint_folder import (
     raise_first,
     raise_on_all,
 )
-from unisono.parallel.checkpoint.pending_save import PendingSave
-from unisono.parallel.checkpoint.staged_blocks import staged_blocks
+from unisono.parallel.checkpoint.pending_save import PendingSave, staged_blocks
 from unisono.parallel.checkpoint.stored_value import StoredValue, restored
 from unisono.parallel.checkpoint.tensor_block import TensorBlock, flat_range_blocks
 
@@ -29,10 +26,8 @@ __all__ = [
     "StoredValue",
     "TensorBlock",
     "begin_checkpoint",
-    "complete_checkpoint",
     "export_blocks",
     "flat_range_blocks",
-    "load_blocks",
     "load_safetensors",
     "open_checkpoint",
     "raise_first",

@@ -9,7 +9,7 @@ import contextlib
 import io
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -52,6 +52,7 @@ def save_blocks(
     folder: Path,
     blocks: Sequence[TensorBlock],
     *,
+    begun: Path | None = None,
     values: Mapping[str, bytes] | None = None,
     extra: Mapping[str, Any] | None = None,
     keep: int = 1,
@@ -60,7 +61,8 @@ def save_blocks(
 ) -> None:
     """Writes a checkpoint into a new subfolder. Collective over `group`.
 
-    `group`: None for torch's default group; without a default group, this process saves alone.
+    `begun`: the subfolder, if `begin_checkpoint` has made it. `group`: None for torch's default
+    group; without a default group, this process saves alone.
 
     Several ranks may pass the same block: one of these ranks writes it. `values`: what
     `torch.save` wrote of other values, by name; ranks that pass the same name pass the same value.
@@ -71,23 +73,7 @@ def save_blocks(
     Raises `ValueError` on all ranks, before a block is written, unless all see the same folder, and
     `OSError` on all ranks if one cannot write, or reads other values.
     """
-    path = begin_checkpoint(folder, group)
-    complete_checkpoint(
-        path, blocks, values=values, extra=extra, keep=keep, verify=verify, group=group
-    )
-
-
-def complete_checkpoint(
-    path: Path,
-    blocks: Sequence[TensorBlock],
-    *,
-    values: Mapping[str, bytes] | None = None,
-    extra: Mapping[str, Any] | None = None,
-    keep: int = 1,
-    verify: bool = False,
-    group: dist.ProcessGroup | None = None,
-) -> None:
-    """Writes a checkpoint into the subfolder that `begin_checkpoint` has made. Collective."""
+    path = begun or begin_checkpoint(folder, group)
     write_blocks(blocks, group, values=values, checkpoint_id=path)
     if verify:
         _verify(path, blocks, group)
@@ -96,7 +82,7 @@ def complete_checkpoint(
 
 def write_blocks(
     blocks: Sequence[TensorBlock],
-    group: dist.ProcessGroup | None,
+    group: dist.ProcessGroup | None = None,
     *,
     values: Mapping[str, bytes] | None = None,
     **where: Any,
@@ -130,23 +116,6 @@ def _verify(path: Path, blocks: Sequence[TensorBlock], group: dist.ProcessGroup 
         )
 
 
-def load_blocks(
-    folder: Path, blocks: Sequence[TensorBlock], *, group: dist.ProcessGroup | None = None
-) -> dict[str, Any]:
-    """Fills the blocks from a folder's newest checkpoint. Collective.
-
-    Returns the values that `save_blocks` received as `extra`.
-
-    The checkpoint may have been written in other blocks by other ranks. Raises `ValueError` on all
-    ranks before it changes a block, if the folder has no checkpoint, or if the block of a rank has
-    a name that is missing, or a tensor of another shape or element type.
-    """
-    checkpoint = open_checkpoint(folder, group=group)
-    checkpoint.require(checkpoint.problems(blocks))
-    checkpoint.load(blocks)
-    return dict(checkpoint.extra)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockCheckpoint:
     """A complete checkpoint on disk."""
@@ -158,7 +127,6 @@ class BlockCheckpoint:
     """The values that `save_blocks` received as `extra`."""
     value_names: frozenset[str] = frozenset()
     """The names of the values that `save_blocks` received as `values`."""
-    group: dist.ProcessGroup | None = None
 
     def problems(self, blocks: Sequence[TensorBlock], *, converts: bool = False) -> list[str]:
         """Returns the differences between blocks and the tensors of the checkpoint, one each.
@@ -173,29 +141,26 @@ class BlockCheckpoint:
 
         The error names the first problems.
         """
-        require_fit(self.path, problems, self.group)
+        require_fit(self.path, problems)
 
     def load(self, blocks: Sequence[TensorBlock]) -> None:
         """Fills blocks, which must fit. Collective."""
         held = _held(blocks)
-        self._load(held, _LoadPlanner(held))
+        _load(self.path, held, _LoadPlanner(held))
 
     def values(self, names: Sequence[str]) -> dict[str, Any]:
         """Returns values that `save_blocks` received. Collective; ranks may pass other names."""
         planner = _ValuePlanner(names)
-        self._load(dict.fromkeys(names), planner)
+        _load(self.path, names, planner)
         return planner.found
 
-    def _load(self, names: Mapping[str, object], planner: DefaultLoadPlanner) -> None:
-        _load(self.path, names, planner, self.group)
 
-
-def open_checkpoint(folder: Path, *, group: dist.ProcessGroup | None = None) -> BlockCheckpoint:
+def open_checkpoint(folder: Path) -> BlockCheckpoint:
     """Returns the newest checkpoint of a folder. Collective.
 
     Raises `ValueError` on all ranks unless each rank finds the same complete checkpoint.
     """
-    path, metadata, extra = newest_checkpoint(folder, group)
+    path, metadata, extra = newest_checkpoint(folder)
     saved = metadata.state_dict_metadata
     return BlockCheckpoint(
         path=path,
@@ -206,15 +171,14 @@ def open_checkpoint(folder: Path, *, group: dist.ProcessGroup | None = None) -> 
             name for name, each in saved.items() if isinstance(each, BytesStorageMetadata)
         ),
         extra=extra,
-        group=group,
     )
 
 
 def _load(
     path: Path,
-    names: Mapping[str, object],
+    names: Iterable[str],
     planner: DefaultLoadPlanner,
-    group: dist.ProcessGroup | None,
+    group: dist.ProcessGroup | None = None,
 ) -> None:
     """Reads what a planner asks for. Raises `OSError` on all ranks if one cannot read."""
     with _alone_is_meant(), _in_one_line("read"):

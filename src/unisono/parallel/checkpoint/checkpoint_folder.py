@@ -30,7 +30,7 @@ _FILES = (_EXTRA, "extra.new", _METADATA, ".metadata.tmp", _TOKEN, "token.new")
 """Files of a checkpoint's subfolder, besides the blocks in files of `.distcp`."""
 
 
-def begin_checkpoint(folder: Path, group: dist.ProcessGroup | None) -> Path:
+def begin_checkpoint(folder: Path, group: dist.ProcessGroup | None = None) -> Path:
     """Returns a new subfolder, after a check that all ranks see the same one. Collective.
 
     Raises `ValueError` on all ranks if the first rank cannot make it, or if a rank does not see it.
@@ -74,9 +74,7 @@ def end_checkpoint(
     raise_on_all(problem, group)
 
 
-def newest_checkpoint(
-    folder: Path, group: dist.ProcessGroup | None
-) -> tuple[Path, Metadata, dict[str, Any]]:
+def newest_checkpoint(folder: Path) -> tuple[Path, Metadata, dict[str, Any]]:
     """Returns the newest complete checkpoint of a folder, or a folder that is a checkpoint itself:
     its path, DCP's metadata and the values that `end_checkpoint` received as `extra`. Collective.
 
@@ -90,18 +88,18 @@ def newest_checkpoint(
         problem = str(error)
     except Exception as error:  # of a damaged file; the other ranks must not wait for this rank
         problem = f"{folder.absolute()}: {type(error).__name__}: {error}"
-    raise_on_all(problem, group)
-    first = from_all(digest, group)[0]
+    raise_on_all(problem)
+    first = from_all(digest)[0]
     differs = (
         f"{folder.absolute()} holds another checkpoint than on the group's first rank; load from a "
         "disk that all ranks share, or from complete copies of one checkpoint"
     )
-    raise_on_all("" if digest == first else differs, group)
+    raise_on_all("" if digest == first else differs)
     assert found is not None
     return found
 
 
-def from_all(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
+def from_all(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
     """Returns the values of all ranks, in rank order. Collective."""
     if not dist.is_initialized():
         return [value]
@@ -110,7 +108,7 @@ def from_all(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
     return found
 
 
-def raise_on_all(problem: str, group: dist.ProcessGroup | None) -> None:
+def raise_on_all(problem: str, group: dist.ProcessGroup | None = None) -> None:
     """Raises `ValueError` on all ranks if one of them has a problem, with the first one and the
     ranks that have a problem. Collective.
     """
@@ -128,12 +126,12 @@ def raise_first(problems: Sequence[str]) -> None:
     raise ValueError(who + problems[ranks[0]])
 
 
-def require_fit(path: Path, problems: Sequence[str], group: dist.ProcessGroup | None) -> None:
+def require_fit(path: Path, problems: Sequence[str]) -> None:
     """Raises `ValueError` on all ranks if a rank has problems with the files. Collective.
 
     The error names the first problems of all ranks.
     """
-    if every := list(dict.fromkeys(chain.from_iterable(from_all(problems, group)))):
+    if every := list(dict.fromkeys(chain.from_iterable(from_all(problems)))):
         more = f"; {len(every) - _SHOWN} more" if len(every) > _SHOWN else ""
         raise ValueError(f"{path} does not fit: {'; '.join(every[:_SHOWN])}{more}")
 
@@ -248,7 +246,7 @@ def _next_name(folder: Path) -> str:
     return f"{_PREFIX}{newest + 1}"
 
 
-def is_first(group: dist.ProcessGroup | None) -> bool:
+def is_first(group: dist.ProcessGroup | None = None) -> bool:
     """Returns True on the group's first rank, and without groups."""
     return not dist.is_initialized() or dist.get_rank(group) == 0
 

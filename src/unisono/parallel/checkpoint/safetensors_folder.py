@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import distributed as dist
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
@@ -53,7 +52,6 @@ def export_blocks(
     blocks: Sequence[TensorBlock],
     *,
     write_others: Callable[[Path], None] = lambda _: None,
-    group: dist.ProcessGroup | None = None,
 ) -> None:
     """Writes blocks as files of safetensors, with whole tensors, and their index. Collective.
 
@@ -63,18 +61,18 @@ def export_blocks(
 
     Raises `ValueError` on all ranks unless all see the same folder and can write.
     """
-    path = begin_checkpoint(folder, group)
+    path = begin_checkpoint(folder)
     writer = _Writer(
         path=str(path),
-        fqn_to_index_mapping=_file_numbers(blocks, group),
+        fqn_to_index_mapping=_file_numbers(blocks),
         save_distributed=True,
         enable_consolidation=True,
     )
     arrays = [replace(b, values=b.values.contiguous()) for b in blocks if not _is_gathered(b)]
-    gathered = _gathered(blocks, group)
-    write_blocks(arrays, group, storage_writer=writer)
+    gathered = _gathered(blocks)
+    write_blocks(arrays, storage_writer=writer)
     problem = ""
-    if is_first(group):
+    if is_first():
         try:
             _add(path, gathered)
             write_others(path)
@@ -82,7 +80,7 @@ def export_blocks(
         except (OSError, TypeError, ValueError) as error:
             problem = f"{folder}: {error}"
             shutil.rmtree(path, ignore_errors=True)
-    raise_on_all(problem, group)
+    raise_on_all(problem)
 
 
 class _Writer(HuggingFaceStorageWriter):
@@ -108,7 +106,7 @@ class _Writer(HuggingFaceStorageWriter):
         return done
 
 
-def _file_numbers(blocks: Sequence[TensorBlock], group: dist.ProcessGroup | None) -> dict[str, int]:
+def _file_numbers(blocks: Sequence[TensorBlock]) -> dict[str, int]:
     """Returns the number of the file of each tensor, from 1 on. Collective."""
     sizes = {
         each.name: math.prod(each.shape) * each.values.element_size()
@@ -116,7 +114,7 @@ def _file_numbers(blocks: Sequence[TensorBlock], group: dist.ProcessGroup | None
         if not _is_gathered(each)
     }
     number, filled, found = 1, 0, dict[str, int]()
-    every = {name: nbytes for one in from_all(sizes, group) for name, nbytes in one.items()}
+    every = {name: nbytes for one in from_all(sizes) for name, nbytes in one.items()}
     for name, nbytes in sorted(every.items()):
         if filled and filled + nbytes > _FILE_BYTES:
             number, filled = number + 1, 0
@@ -132,18 +130,16 @@ def _is_gathered(block: TensorBlock) -> bool:
     return not block.shape or not math.prod(block.shape) or not is_float
 
 
-def _gathered(
-    blocks: Sequence[TensorBlock], group: dist.ProcessGroup | None
-) -> dict[str, torch.Tensor]:
+def _gathered(blocks: Sequence[TensorBlock]) -> dict[str, torch.Tensor]:
     """Returns the tensors of all ranks that DCP does not write. Collective.
 
     Raises `ValueError` on all ranks for a part of such a tensor, and for types that safetensors
     does not have.
     """
     own = {each.name: each for each in blocks if _is_gathered(each)}
-    raise_on_all(next(filter(None, map(_problem_of, own.values())), ""), group)
+    raise_on_all(next(filter(None, map(_problem_of, own.values())), ""))
     values = {name: each.values.detach().clone() for name, each in own.items()}
-    return {name: each for found in from_all(values, group) for name, each in found.items()}
+    return {name: each for found in from_all(values) for name, each in found.items()}
 
 
 def _problem_of(block: TensorBlock) -> str:
@@ -187,7 +183,6 @@ def load_safetensors(
     blocks: Sequence[TensorBlock],
     *,
     others: Mapping[str, Sequence[str]],
-    group: dist.ProcessGroup | None = None,
 ) -> None:
     """Fills the blocks from a file of safetensors, or from a folder of such files. Collective.
 
@@ -208,14 +203,14 @@ def load_safetensors(
         problems = _problems(files, names, held)
     except (OSError, ValueError, SafetensorError) as error:
         unread = f"{path}: {error}"
-    raise_on_all(unread, group)
-    require_fit(path, problems, group)
-    known = {name for own in from_all([each.name for each in blocks], group) for name in own}
+    raise_on_all(unread)
+    require_fit(path, problems)
+    known = {name for own in from_all([each.name for each in blocks]) for name in own}
     known |= {each for name in known for each in others.get(name, ())}
     strangers = [
         f"has {name!r}, which this model does not have" for name in files if name not in known
     ]
-    require_fit(path, strangers, group)
+    require_fit(path, strangers)
     with torch.no_grad():
         for file, block in _opened(files, names, held):
             block.values.copy_(_part(file, names[block.name], block))

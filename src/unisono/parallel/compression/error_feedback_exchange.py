@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from abc import abstractmethod
 
 import torch
 
-from unisono.controller import Controller, Handle
+from unisono.controller import Controller
+from unisono.parallel.data_parallelism.compression_state import Compression
 from unisono.parallel.data_parallelism.gradient_exchange import (
-    DenseExchange,
     GradientExchange,
-    PendingAverage,
+    Rounds,
     TensorState,
 )
 
 _ERROR = "error"
 
 
-class GradientCodec(Protocol):
+class GradientCodec(Compression):
     """A lossy code for vectors of floats. Vectors of equal length have messages of equal size."""
 
+    __slots__ = ()
+    error_feedback: bool
+    """True if what a message lacks is added to the next gradient."""
+
+    def exchange(self, controller: Controller, prefix: str) -> GradientExchange:
+        """Returns an exchange that gathers messages."""
+        return GatheredExchange(controller, prefix, self)
+
+    @abstractmethod
     def message_bytes(self, count: int, itemsize: int) -> int:
         """Returns the size of the message for `count` values of `itemsize` bytes each."""
 
+    @abstractmethod
     def encode(self, values: torch.Tensor) -> torch.Tensor:
         """Returns the message (uint8) for a contiguous vector of at least one value."""
 
+    @abstractmethod
     def add_decoded(self, message: torch.Tensor, total: torch.Tensor) -> None:
         """Adds the decoded message to `total`, which has the type of the encoded vector."""
 
@@ -52,27 +62,31 @@ class GatheredExchange(GradientExchange):
     Each rank decodes and adds all messages in rank order, so all ranks have the same bits.
     """
 
-    def __init__(
-        self, controller: Controller, prefix: str, codec: GradientCodec, *, error_feedback: bool
-    ) -> None:
-        self._controller = controller
-        self._prefix = prefix
+    def __init__(self, controller: Controller, prefix: str, codec: GradientCodec) -> None:
+        super().__init__(controller, prefix)
         self._codec = codec
-        self._error_feedback = error_feedback
-        self._dense = DenseExchange(controller, prefix)
         self._errors: dict[str, torch.Tensor] = {}
 
-    def begin(self, name: str, grad: torch.Tensor) -> PendingAverage:
-        """Submits the message of the gradient plus the error that earlier messages left."""
+    def rounds(self, name: str, grad: torch.Tensor) -> Rounds:
+        """Gathers the messages of the gradient plus the error that earlier messages left."""
         if not self.compresses(grad):
-            return self._dense.begin(name, grad)
+            return (yield from super().rounds(name, grad))
         values = grad.detach().to(working_dtype(grad))
         if name in self._errors:
             values = values + self._errors[name]
         values = values.reshape(-1)
-        message = self._codec.encode(values)
-        handle = self._controller.all_gather(self._prefix + name, message)
-        return _GatheredAverage(self, _Sent(name, grad, values, message), handle)
+        own = self._codec.encode(values)
+        handle = self._controller.all_gather(self._prefix + name, own)
+        used = yield None
+        total = torch.zeros_like(values)
+        for message in handle.wait().view(self._controller.size, -1):
+            self._codec.add_decoded(message, total)
+        total /= self._controller.size
+        if used and self.keeps_state and all_finite(total):
+            decoded = torch.zeros_like(values)
+            self._codec.add_decoded(own, decoded)
+            self._errors[name] = (values - decoded).view(grad.shape)
+        return total.view(grad.shape).to(grad.dtype)
 
     def compresses(self, grad: torch.Tensor) -> bool:
         """Returns True if the messages have fewer bytes than an all_reduce of the gradient.
@@ -85,25 +99,10 @@ class GatheredExchange(GradientExchange):
         message = self._codec.message_bytes(grad.numel(), working_dtype(grad).itemsize)
         return message * self._controller.size < 2 * grad.numel() * grad.dtype.itemsize
 
-    def average(self, sent: _Sent, handle: Handle, *, used: bool) -> torch.Tensor:
-        """Returns the average of all messages.
-
-        If `used` is True, also keeps the error of this rank's message for its next gradient.
-        """
-        total = torch.zeros_like(sent.values)
-        for message in handle.wait().view(self._controller.size, -1):
-            self._codec.add_decoded(message, total)
-        total /= self._controller.size
-        if used and self._error_feedback and all_finite(total):
-            own = torch.zeros_like(sent.values)
-            self._codec.add_decoded(sent.message, own)
-            self._errors[sent.name] = (sent.values - own).view(sent.grad.shape)
-        return total.view(sent.grad.shape).to(sent.grad.dtype)
-
     @property
     def keeps_state(self) -> bool:
         """True with error feedback, which keeps errors from one backward pass to the next."""
-        return self._error_feedback
+        return self._codec.error_feedback
 
     def state(self) -> TensorState:
         """Returns the compression errors of this rank, by parameter name."""
@@ -112,23 +111,3 @@ class GatheredExchange(GradientExchange):
     def load_state(self, state: TensorState) -> None:
         """Replaces the compression errors of this rank."""
         self._errors = {name: found[_ERROR].clone() for name, found in state.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class _Sent:
-    """A submission of this rank. `values` is the gradient plus the error; `message` encodes it."""
-
-    name: str
-    grad: torch.Tensor
-    values: torch.Tensor
-    message: torch.Tensor
-
-
-class _GatheredAverage(PendingAverage):
-    def __init__(self, exchange: GatheredExchange, sent: _Sent, handle: Handle) -> None:
-        self._exchange = exchange
-        self._sent = sent
-        self._handle = handle
-
-    def finish(self, *, used: bool) -> torch.Tensor:
-        return self._exchange.average(self._sent, self._handle, used=used)

@@ -7,19 +7,28 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import pad
 
+from unisono.parallel.compression.error_feedback_exchange import GradientCodec
+
 _SCALE_BYTES = 4
 _LARGEST = 127
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Int8:
+class Int8(GradientCodec):
     """Sends gradients as 8-bit integers: about a quarter of float32's bytes.
 
     Every rank gathers all messages. With fewer than 8 ranks these have fewer bytes than an
     all_reduce of the gradient. With 8 ranks or more, gradients are sent uncompressed.
 
-    >>> Int8().values_per_scale
-    256
+    Each value is rounded to a multiple of its run's scale: the largest magnitude of the run,
+    divided by 127. The rounding error of a value is at most half of the scale. A run with an
+    infinity or a NaN decodes to infinities and NaNs.
+
+    >>> codec, values = Int8(values_per_scale=256), torch.tensor([1.0, -0.5, 0.0])
+    >>> message, decoded = codec.encode(values), torch.zeros(3)
+    >>> codec.add_decoded(message, decoded)
+    >>> message.numel(), bool((decoded - values).abs().max() <= 0.5 / 127)
+    (7, True)
     """
 
     values_per_scale: int = 256
@@ -33,23 +42,6 @@ class Int8:
                 f"values_per_scale: expected 1 or more values, got {self.values_per_scale}"
             )
 
-
-class Int8Codec:
-    """Rounds each value to a multiple of its run's scale.
-
-    The scale is the largest magnitude of the run, divided by 127. The rounding error of a value is
-    at most half of the scale. A run with an infinity or a NaN decodes to infinities and NaNs.
-
-    >>> codec, values = Int8Codec(256), torch.tensor([1.0, -0.5, 0.0])
-    >>> message, decoded = codec.encode(values), torch.zeros(3)
-    >>> codec.add_decoded(message, decoded)
-    >>> message.numel(), bool((decoded - values).abs().max() <= 0.5 / 127)
-    (7, True)
-    """
-
-    def __init__(self, values_per_scale: int) -> None:
-        self._run = values_per_scale
-
     def message_bytes(self, count: int, itemsize: int) -> int:
         """Returns the size of a message: one byte for each value plus 4 bytes for each run."""
         return count + _SCALE_BYTES * self._runs(count)
@@ -57,7 +49,9 @@ class Int8Codec:
     def encode(self, values: torch.Tensor) -> torch.Tensor:
         """Returns the scales, then the 8-bit integers, as one message."""
         count = values.numel()
-        rows = pad(values, (0, self._runs(count) * self._run - count)).view(-1, self._run)
+        rows = pad(values, (0, self._runs(count) * self.values_per_scale - count)).view(
+            -1, self.values_per_scale
+        )
         largest = rows.abs().amax(1)
         scales = (largest / _LARGEST).to(torch.float32)
         # A scale that was rounded down would be too small for the largest value of its run.
@@ -73,10 +67,10 @@ class Int8Codec:
         head = _SCALE_BYTES * self._runs(count)
         scales = message[:head].clone().view(torch.float32).to(total.dtype)
         integers = message[head:].view(torch.int8)
-        whole = count - count % self._run
-        rows = integers[:whole].view(-1, self._run)
-        total[:whole].view(-1, self._run).add_(rows * scales[: len(rows), None])
+        whole = count - count % self.values_per_scale
+        rows = integers[:whole].view(-1, self.values_per_scale)
+        total[:whole].view(-1, self.values_per_scale).add_(rows * scales[: len(rows), None])
         total[whole:].add_(integers[whole:] * scales[len(rows) :])
 
     def _runs(self, count: int) -> int:
-        return -(-count // self._run)
+        return -(-count // self.values_per_scale)

@@ -6,16 +6,13 @@ from dataclasses import dataclass
 
 import torch
 
-from unisono.controller import Controller, Handle
-from unisono.parallel.data_parallelism.gradient_exchange import (
-    DenseExchange,
-    GradientExchange,
-    PendingAverage,
-)
+from unisono.controller import Controller
+from unisono.parallel.data_parallelism.compression_state import Compression
+from unisono.parallel.data_parallelism.gradient_exchange import GradientExchange, Rounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fp16:
+class Fp16(Compression):
     """Sends gradients as float16: 11 significant bits, magnitudes from 6e-8 to 65,504.
 
     Each rank divides by the number of ranks before it casts. So the sum is finite if every
@@ -25,14 +22,22 @@ class Fp16:
     Fp16()
     """
 
+    def exchange(self, controller: Controller, prefix: str) -> GradientExchange:
+        """Returns an exchange in float16."""
+        return NarrowFloatExchange(controller, prefix, torch.float16)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bf16:
+class Bf16(Compression):
     """Sends gradients as bfloat16: 8 significant bits, the range of float32.
 
     >>> Bf16()
     Bf16()
     """
+
+    def exchange(self, controller: Controller, prefix: str) -> GradientExchange:
+        """Returns an exchange in bfloat16."""
+        return NarrowFloatExchange(controller, prefix, torch.bfloat16)
 
 
 class NarrowFloatExchange(GradientExchange):
@@ -40,27 +45,18 @@ class NarrowFloatExchange(GradientExchange):
     uncompressed."""
 
     def __init__(self, controller: Controller, prefix: str, dtype: torch.dtype) -> None:
-        self._controller = controller
-        self._prefix = prefix
+        super().__init__(controller, prefix)
         self._dtype = dtype
-        self._dense = DenseExchange(controller, prefix)
 
-    def begin(self, name: str, grad: torch.Tensor) -> PendingAverage:
-        """Submits the gradient divided by the number of ranks, in the narrow type."""
+    def rounds(self, name: str, grad: torch.Tensor) -> Rounds:
+        """Sums the gradients, divided by the number of ranks, in the narrow type."""
         if not grad.is_floating_point() or grad.dtype.itemsize <= self._dtype.itemsize:
-            return self._dense.begin(name, grad)
+            return (yield from super().rounds(name, grad))
+        dtype = grad.dtype
         message = part_of_average(grad.detach(), self._controller.size, self._dtype)
         handle = self._controller.all_reduce(self._prefix + name, message, "sum")
-        return _NarrowAverage(handle, grad.dtype)
-
-
-class _NarrowAverage(PendingAverage):
-    def __init__(self, handle: Handle, dtype: torch.dtype) -> None:
-        self._handle = handle
-        self._dtype = dtype
-
-    def finish(self, *, used: bool) -> torch.Tensor:
-        average: torch.Tensor = self._handle.wait().to(self._dtype)
+        yield None
+        average: torch.Tensor = handle.wait().to(dtype)
         return average
 
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import torch
 
-from unisono.controller import Controller, Handle
+from unisono.controller import Controller
 from unisono.parallel.compression.error_feedback_exchange import all_finite, working_dtype
+from unisono.parallel.data_parallelism.compression_state import Compression
 from unisono.parallel.data_parallelism.gradient_exchange import (
-    DenseExchange,
     GradientExchange,
-    PendingAverage,
+    Rounds,
     TensorState,
 )
 
@@ -24,7 +24,7 @@ _ERROR, _Q, _PASSES = "error", "q", "passes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PowerSGD:
+class PowerSGD(Compression):
     """Sends each gradient, as an n x m matrix, as P (n x rank) and Q (m x rank).
 
     The first dimension of a parameter gives n, the others m. Both matrices can be summed, so the
@@ -56,30 +56,49 @@ class PowerSGD:
         if self.dense_passes < 0:
             raise ValueError(f"dense_passes: expected 0 or more passes, got {self.dense_passes}")
 
+    def exchange(self, controller: Controller, prefix: str) -> GradientExchange:
+        """Returns an exchange of two thin matrices for each gradient."""
+        return PowerSGDExchange(controller, prefix, self)
+
 
 class PowerSGDExchange(GradientExchange):
     """Averages matrices by one power iteration per backward pass, other gradients uncompressed."""
 
     def __init__(self, controller: Controller, prefix: str, settings: PowerSGD) -> None:
+        super().__init__(controller, prefix)
         self.settings = settings
-        self._controller = controller
-        self._prefix = prefix
-        self._dense = DenseExchange(controller, prefix)
         self._state: TensorState = {}
 
-    def begin(self, name: str, grad: torch.Tensor) -> PendingAverage:
-        """Submits P of the gradient plus the error that earlier backward passes left."""
+    def rounds(self, name: str, grad: torch.Tensor) -> Rounds:
+        """Averages P of the gradient plus the error that earlier backward passes left, then Q."""
         columns = self.columns(grad)
         if columns == 0:
-            return self._dense.begin(name, grad)
+            return (yield from super().rounds(name, grad))
+        all_reduce, full_name = self._controller.all_reduce, self._prefix + name
         if self._passes(name) < self.settings.dense_passes:
-            return _DensePass(self, name, self._dense.begin(name, grad))
+            handle = all_reduce(full_name, grad, "avg")
+            used = yield None
+            handle.wait()
+            if used:
+                self._keep(name)
+            return grad
         matrix = grad.detach().to(working_dtype(grad))
         error = self._state.get(name, {}).get(_ERROR)
         if error is not None:
             matrix = matrix + error
         matrix = matrix.reshape(grad.shape[0], -1)
-        return _LowRankAverage(self, name, grad, matrix, self._first_q(name, matrix, columns))
+        p = matrix @ self._first_q(name, matrix, columns)
+        yield all_reduce(f"{full_name}.P", p, "avg")
+        p = _orthonormal(p)
+        q = matrix.t() @ p
+        handle = all_reduce(f"{full_name}.Q", q, "avg")
+        used = yield None
+        handle.wait()
+        product = p @ q.t()
+        # All ranks have the same product, so all take the same branch.
+        if used and all_finite(product):
+            self._keep(name, error=(matrix - product).view(grad.shape), q=q)
+        return product.view(grad.shape).to(grad.dtype)
 
     def columns(self, grad: torch.Tensor) -> int:
         """Returns the number of columns of P and Q; 0 if the gradient is sent uncompressed."""
@@ -89,11 +108,7 @@ class PowerSGDExchange(GradientExchange):
         columns = min(self.settings.rank, n, m)
         return columns if (n + m) * columns * self.settings.min_compression < n * m else 0
 
-    def submit(self, name: str, matrix: torch.Tensor) -> Handle:
-        """Submits a matrix to be averaged in place."""
-        return self._controller.all_reduce(self._prefix + name, matrix, "avg")
-
-    def keep(self, name: str, **tensors: torch.Tensor) -> None:
+    def _keep(self, name: str, **tensors: torch.Tensor) -> None:
         """Keeps the error and Q of a parameter for its next backward pass, and counts this pass."""
         wanted = {_ERROR: self.settings.error_feedback, _Q: self.settings.warm_start}
         kept = {what: tensor for what, tensor in tensors.items() if wanted[what]}
@@ -132,57 +147,6 @@ class PowerSGDExchange(GradientExchange):
                 dtype=matrix.dtype,
             )
         return _orthonormal(q)
-
-
-class _LowRankAverage(PendingAverage):
-    """The pending average of a gradient: first the average of P, then of Q."""
-
-    def __init__(
-        self,
-        exchange: PowerSGDExchange,
-        name: str,
-        grad: torch.Tensor,
-        matrix: torch.Tensor,
-        q: torch.Tensor,
-    ) -> None:
-        self._exchange = exchange
-        self._name = name
-        self._grad = grad
-        self._matrix = matrix
-        self._p = matrix @ q
-        self._handle = exchange.submit(f"{name}.P", self._p)
-
-    def wait_first_round(self) -> None:
-        self._handle.wait()
-
-    def begin_second_round(self) -> None:
-        self._p = _orthonormal(self._p)
-        self._q = self._matrix.t() @ self._p
-        self._handle = self._exchange.submit(f"{self._name}.Q", self._q)
-
-    def finish(self, *, used: bool) -> torch.Tensor:
-        self._handle.wait()
-        product = self._p @ self._q.t()
-        # All ranks have the same product, so all take the same branch.
-        if used and all_finite(product):
-            error = (self._matrix - product).view(self._grad.shape)
-            self._exchange.keep(self._name, error=error, q=self._q)
-        return product.view(self._grad.shape).to(self._grad.dtype)
-
-
-class _DensePass(PendingAverage):
-    """The pending average of an uncompressed gradient in one of the initial passes."""
-
-    def __init__(self, exchange: PowerSGDExchange, name: str, dense: PendingAverage) -> None:
-        self._exchange = exchange
-        self._name = name
-        self._dense = dense
-
-    def finish(self, *, used: bool) -> torch.Tensor:
-        average = self._dense.finish(used=used)
-        if used:
-            self._exchange.keep(self._name)
-        return average
 
 
 def _orthonormal(matrix: torch.Tensor) -> torch.Tensor:

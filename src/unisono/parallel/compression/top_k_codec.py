@@ -8,19 +8,24 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from unisono.parallel.compression.error_feedback_exchange import GradientCodec
+
 _INDEX = torch.int32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TopK:
+class TopK(GradientCodec):
     """Sends the largest values of each gradient, with their indices.
 
     Every rank gathers all messages. With float32 gradients and fewer than 1 / `fraction` ranks,
     these have fewer bytes than an all_reduce; otherwise gradients are sent uncompressed. Source:
     A. F. Aji and K. Heafield, "Sparse Communication for Distributed Gradient Descent", EMNLP 2017.
 
-    >>> TopK(fraction=0.001).fraction
-    0.001
+    >>> codec, values = TopK(fraction=0.5), torch.tensor([1.0, -3.0, 0.0, 2.0])
+    >>> decoded = torch.zeros(4)
+    >>> codec.add_decoded(codec.encode(values), decoded)
+    >>> decoded.tolist()
+    [0.0, -3.0, 0.0, 2.0]
     """
 
     fraction: float = 0.01
@@ -32,20 +37,6 @@ class TopK:
         if not 0 < self.fraction <= 1:
             raise ValueError(f"fraction: expected above 0 and at most 1, got {self.fraction}")
 
-
-class TopKCodec:
-    """Keeps the values of largest magnitude. NaN counts as the largest.
-
-    >>> codec, values = TopKCodec(0.5), torch.tensor([1.0, -3.0, 0.0, 2.0])
-    >>> decoded = torch.zeros(4)
-    >>> codec.add_decoded(codec.encode(values), decoded)
-    >>> decoded.tolist()
-    [0.0, -3.0, 0.0, 2.0]
-    """
-
-    def __init__(self, fraction: float) -> None:
-        self._fraction = fraction
-
     def message_bytes(self, count: int, itemsize: int) -> int:
         """Returns the size of a message: one value and one index for each kept value."""
         return self.kept(count) * (itemsize + _INDEX.itemsize)
@@ -53,13 +44,13 @@ class TopKCodec:
     def kept(self, count: int) -> int:
         """Returns the number of sent values for a vector of `count` values.
 
-        >>> TopKCodec(0.01).kept(250)
+        >>> TopK(fraction=0.01).kept(250)
         3
         """
-        return min(count, max(1, math.ceil(self._fraction * count)))
+        return min(count, max(1, math.ceil(self.fraction * count)))
 
     def encode(self, values: torch.Tensor) -> torch.Tensor:
-        """Returns the kept values, then their indices.
+        """Returns the values of largest magnitude, then their indices. NaN counts as the largest.
 
         Raises `ValueError` for 2^31 or more values.
         """

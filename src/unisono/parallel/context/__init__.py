@@ -7,7 +7,7 @@ tensor.
 """
 
 from unisono.parallel.context.context_attention import CONTEXT_KINDS, ContextAttention
-from unisono.parallel.context.sequence_exchanges import all_gather
+from unisono.parallel.context.gathered_attention import all_gather
 from unisono.parallel.context.zigzag import in_natural_order, zigzag_part
 
 __all__ = ["CONTEXT_KINDS", "ContextAttention", "all_gather", "in_natural_order", "zigzag_part"]

@@ -18,8 +18,8 @@ from torch import distributed as dist
 from torch.nn import functional
 
 from unisono.parallel.context.attention_blocks import attend_in_blocks, blocks_of_whole
-from unisono.parallel.context.sequence_exchanges import all_gather, all_to_all
 from unisono.parallel.context.zigzag import in_natural_order, in_zigzag_parts
+from unisono.parallel.divisible.exchanges import gather_parts, move_rows
 
 
 def whole_attention(
@@ -30,6 +30,14 @@ def whole_attention(
     return functional.scaled_dot_product_attention(
         query, key, value, is_causal=is_causal, enable_gqa=grouped
     )
+
+
+def all_gather(part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """Returns the parts of all ranks, in a new first dimension.
+
+    The gradient of a part is the sum of all ranks' gradients of this part.
+    """
+    return gather_parts(part.unsqueeze(0), group, dim=0, length=dist.get_world_size(group))
 
 
 def allgather_attention(
@@ -77,8 +85,8 @@ def ulysses_attention(
         each.transpose(1, 2).reshape(batch, length, ranks, count, head_dim).movedim(2, 0)
         for each, count in zip(arrays, heads, strict=True)
     ]
-    whole = in_natural_order(all_to_all(torch.cat(sent, dim=3), group))
+    whole = in_natural_order(move_rows(torch.cat(sent, dim=3), group))
     parts = (each.transpose(1, 2) for each in torch.split(whole, heads, dim=2))
     out = whole_attention(*parts, is_causal=is_causal).transpose(1, 2)
-    received = all_to_all(in_zigzag_parts(out, ranks), group)
+    received = move_rows(in_zigzag_parts(out, ranks), group)
     return received.permute(1, 0, 3, 2, 4).flatten(1, 2)

@@ -12,6 +12,9 @@ from __future__ import annotations
 
 import torch
 
+from unisono.division import part_of
+from unisono.parallel.training_mesh import TrainingMesh
+
 
 def zigzag_part(length: int, rank: int, ranks: int) -> torch.Tensor:
     """Returns the positions that a rank holds: chunks `rank` and `2 ranks - 1 - rank` of `2 ranks`.
@@ -59,3 +62,17 @@ def in_zigzag_parts(whole: torch.Tensor, ranks: int) -> torch.Tensor:
     chunks = whole.chunk(2 * ranks, dim=1)
     pairs = [torch.cat([chunks[rank], chunks[-1 - rank]], dim=1) for rank in range(ranks)]
     return torch.stack(pairs)
+
+
+def own_positions(mesh: TrainingMesh, *, length: int, is_divided: bool = False) -> torch.Tensor:
+    """Returns, in order, which of the `length` positions of a sequence this rank holds.
+
+    The result is int64, with one dimension. The ranks of `cp` divide the sequence in zigzag parts.
+    `is_divided`: True if the ranks of `tp` divide these parts, as sequence parallelism does.
+    """
+    layout, place = mesh.layout, mesh.coordinates
+    found = zigzag_part(length, place["cp"], layout.cp)
+    if not is_divided or mesh.group("tp") is None:
+        return found
+    first, count = part_of(len(found), place["tp"], layout.tp)
+    return found[first : first + count]

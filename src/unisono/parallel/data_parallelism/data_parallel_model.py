@@ -11,7 +11,7 @@ from torch import nn
 
 from unisono.communicator import Communicator
 from unisono.controller import Controller
-from unisono.parallel.compression.compression import (
+from unisono.parallel.data_parallelism.compression_state import (
     STATE_KEY,
     Compression,
     CompressionState,
@@ -60,8 +60,10 @@ class DataParallel(nn.Module):
         exchange = make_exchange(compression, context.controller, prefix)
         self._reducer = GradientReducer(parameters, context.controller, exchange, prefix)
         self._phases = TrainingPhases(context.controller.timeline, module.parameters())
-        self._compression = CompressionState(exchange, compression, context.controller, parameters)
-        if self._compression.exists:
+        self.compression_state = CompressionState(
+            exchange, compression, context.controller, parameters
+        )
+        if self.compression_state.exists:
             register: Any = self.register_state_dict_post_hook
             register(_save_compression)
             register = self.register_load_state_dict_pre_hook
@@ -69,19 +71,24 @@ class DataParallel(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the model."""
-        self._prepare()
+        self.begin_forward()
         output = self.module(*args, **kwargs)
-        self._phases.end_forward(output)
+        self.end_forward(output)
         return output
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _prepare(self) -> None:
+    def begin_forward(self) -> None:
+        """Prepares for a forward pass of the model; `forward` does this."""
         if not torch.is_grad_enabled():
             return
         self._reducer.prepare()
         if self._broadcast_buffers and self.training and self._reducer.enabled:
             self._context.broadcast(self._buffers_now())
         self._phases.begin_forward()
+
+    def end_forward(self, output: Any) -> None:
+        """Notes the end of a forward pass of the model; `forward` does this."""
+        self._phases.end_forward(output)
 
     def _buffers_now(self) -> list[torch.Tensor]:
         """Returns each current buffer of the model once. Uses the list of modules from the
@@ -156,7 +163,7 @@ def data_parallel(
 def _save_compression(
     module: DataParallel, state_dict: dict[str, Any], prefix: str, _metadata: Any
 ) -> None:
-    state_dict[prefix + STATE_KEY] = module._compression.save()
+    state_dict[prefix + STATE_KEY] = module.compression_state.save()
 
 
 def _load_compression(
@@ -172,4 +179,4 @@ def _load_compression(
     if saved is None:
         missing_keys.append(prefix + STATE_KEY)
     else:
-        module._compression.load(saved)
+        module.compression_state.load(saved)

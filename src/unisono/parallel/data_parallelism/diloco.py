@@ -8,7 +8,7 @@ from typing import Any, Unpack
 import torch
 from torch import nn
 
-from unisono.parallel.compression.compression import (
+from unisono.parallel.data_parallelism.compression_state import (
     STATE_KEY,
     Compression,
     CompressionState,
@@ -16,7 +16,7 @@ from unisono.parallel.compression.compression import (
     require_compression,
 )
 from unisono.parallel.data_parallelism.gradient_exchange import average_all
-from unisono.parallel.data_parallelism.periodic_optimizer import PeriodicOptimizer
+from unisono.parallel.data_parallelism.local_sgd import PeriodicOptimizer
 from unisono.parallel.rank_context import ContextOptions
 
 OuterOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]

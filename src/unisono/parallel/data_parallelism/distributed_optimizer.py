@@ -11,19 +11,17 @@ from torch import nn
 
 from unisono.communicator import Communicator
 from unisono.controller import Controller
-from unisono.parallel.compression.compression import (
+from unisono.parallel.data_parallelism.compression_state import (
     STATE_KEY,
     Compression,
-    CompressionState,
-    make_exchange,
     require_compression,
 )
-from unisono.parallel.data_parallelism.gradient_reducer import GradientReducer
+from unisono.parallel.data_parallelism.data_parallel_model import DataParallel
+from unisono.parallel.data_parallelism.wrapped_optimizer import WrappedOptimizer
 from unisono.parallel.rank_context import RankContext
-from unisono.parallel.training_phases import TrainingPhases
 
 
-class DistributedOptimizer:
+class DistributedOptimizer(WrappedOptimizer):
     """Wraps a torch optimizer, and averages the gradients of its model over all ranks.
 
     The gradients of `model` are averaged when `backward()` returns, so `step` only calls the
@@ -59,33 +57,21 @@ class DistributedOptimizer:
         """See `data_parallel` for the arguments."""
         require_compression(compression)
         self.optimizer = optimizer
-        self._context = RankContext(comm, controller, fusion_bytes, reproducible, tune_fusion)
-        self._context.broadcast([*model.parameters(), *model.buffers()])
-        parameters, ours = dict(model.named_parameters()), self._context.controller
-        exchange = make_exchange(compression, ours)
-        self._reducer = GradientReducer(parameters, ours, exchange)
-        self._compression = CompressionState(exchange, compression, ours, parameters)
-        self._phases = TrainingPhases(ours.timeline, model.parameters())
-        self._hooks = (
-            model.register_forward_pre_hook(self._prepare),
-            model.register_forward_hook(lambda _model, _args, out: self._phases.end_forward(out)),
+        self._parallel = DataParallel(
+            model,
+            RankContext(comm, controller, fusion_bytes, reproducible, tune_fusion),
+            broadcast_buffers=False,
+            compression=compression,
         )
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["optimizer"], name)
-
-    def step(self, closure: Any = None) -> Any:
-        """Takes a step of the optimizer."""
-        return self.optimizer.step(closure)
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clears the gradients."""
-        self.optimizer.zero_grad(set_to_none)
+        self._hooks = (
+            model.register_forward_pre_hook(lambda *_: self._parallel.begin_forward()),
+            model.register_forward_hook(lambda *given: self._parallel.end_forward(given[-1])),
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the optimizer's state, and this rank's compression errors if there are any."""
-        state = self.optimizer.state_dict()
-        return {**state, STATE_KEY: self._compression.save()} if self._compression.exists else state
+        state, compressed = self.optimizer.state_dict(), self._parallel.compression_state
+        return {**state, STATE_KEY: compressed.save()} if compressed.exists else state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a state that `state_dict` returned on this rank.
@@ -96,7 +82,7 @@ class DistributedOptimizer:
         state_dict = dict(state_dict)
         saved = state_dict.pop(STATE_KEY, None)
         if saved is not None:
-            self._compression.load(saved)
+            self._parallel.compression_state.load(saved)
         self.optimizer.load_state_dict(state_dict)
 
     @contextmanager
@@ -105,18 +91,11 @@ class DistributedOptimizer:
 
         The next backward pass after the block averages the accumulated gradients.
         """
-        with self._reducer.no_sync():
+        with self._parallel.no_sync():
             yield
 
     def close(self) -> None:
         """Removes the hooks, and closes the controller and communicator made for this object."""
         for hook in self._hooks:
             hook.remove()
-        self._phases.close()
-        self._reducer.close()
-        self._context.close()
-
-    def _prepare(self, *_: Any) -> None:
-        if torch.is_grad_enabled():
-            self._reducer.prepare()
-            self._phases.begin_forward()
+        self._parallel.close()

@@ -34,6 +34,7 @@ class FlatParameters:
         self._parameters = parameters
         self.sizes = [each.numel() for each in parameters]
         """Number of elements of each parameter, in the order of the flat array."""
+        self._bounds = list(pairwise([0, *accumulate(self.sizes)]))
         total = sum(self.sizes)
         self.part_length = -(-total // parts)
         first = parameters[0]
@@ -69,16 +70,14 @@ class FlatParameters:
         cut at `begin` and `end`. A span with several parameters has at most `longest` elements.
         """
         bounds: list[tuple[int, int, int | None]] = []
-        place = 0
-        for size, group in zip(self.sizes, groups, strict=True):
-            low, high = max(place, begin), min(place + size, end)
-            place += size
+        for (first, last), group in zip(self._bounds, groups, strict=True):
+            low, high = max(first, begin), min(last, end)
             if low >= high:
                 continue
-            first, _, last_group = bounds[-1] if bounds else (low, low, None)
-            fits = longest is None or high - first <= longest
+            start, _, last_group = bounds[-1] if bounds else (low, low, None)
+            fits = longest is None or high - start <= longest
             if bounds and last_group == group and fits:
-                bounds[-1] = first, high, group
+                bounds[-1] = start, high, group
             else:
                 bounds.append((low, high, group))
         return [(self._span(low, high - low), group) for low, high, group in bounds]
@@ -88,21 +87,17 @@ class FlatParameters:
         parameters share a range.
         """
         found: list[tuple[int, int]] = []
-        place = 0
-        for size, is_chosen in zip(self.sizes, chosen, strict=True):
-            if is_chosen and size and found and found[-1][1] == place:
-                found[-1] = found[-1][0], place + size
-            elif is_chosen and size:
-                found.append((place, place + size))
-            place += size
+        for (first, last), is_chosen in zip(self._bounds, chosen, strict=True):
+            if is_chosen and last > first:
+                is_adjacent = found and found[-1][1] == first
+                begin = found.pop()[0] if is_adjacent else first
+                found.append((begin, last))
         return found
 
     def cuts(self, kinds: Sequence[object]) -> list[int]:
         """Returns the elements at which the kind changes. `kinds` has that of each parameter."""
-        places = [0, *accumulate(self.sizes)]
-        return [
-            places[number] for number in range(1, len(kinds)) if kinds[number] != kinds[number - 1]
-        ]
+        pairs = zip(pairwise(kinds), self._bounds[1:], strict=True)
+        return [first for (before, kind), (first, _) in pairs if kind != before]
 
     def _span(self, first: int, count: int) -> FlatSpan:
         return FlatSpan(first, nn.Parameter(self.weights[first : first + count]))
@@ -124,10 +119,9 @@ class FlatParameters:
 
     @torch.no_grad()
     def _adopt(self, moved: Sequence[int], names: Sequence[str]) -> None:
-        places = [0, *accumulate(self.sizes)]
         for number in moved:
-            parameter = self._parameters[number]
-            place = self.weights[places[number] : places[number + 1]].view_as(self._views[number])
+            parameter, (first, last) = self._parameters[number], self._bounds[number]
+            place = self.weights[first:last].view_as(self._views[number])
             found = parameter.data
             parameter.data = place
             if (found.shape, found.dtype) != (place.shape, place.dtype):
@@ -177,9 +171,8 @@ class FlatParameters:
 
     def in_range(self, begin: int, end: int) -> list[int]:
         """Returns the numbers of the parameters with elements from `begin` to `end`."""
-        places = [0, *accumulate(self.sizes)]
         return [
             number
-            for number, (low, high) in enumerate(pairwise(places))
+            for number, (low, high) in enumerate(self._bounds)
             if max(low, begin) < min(high, end)
         ]

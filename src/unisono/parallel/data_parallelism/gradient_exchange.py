@@ -1,9 +1,8 @@
-"""The interface of the exchanges that average gradients, and the exchange without compression."""
+"""The exchanges that average gradients: dense ones, and sparse ones."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping, Sequence
 
 import torch
 
@@ -12,31 +11,63 @@ from unisono.controller import Controller, Handle
 TensorState = dict[str, dict[str, torch.Tensor]]
 """State of an exchange from one pass to the next: named tensors for each parameter name."""
 
+Rounds = Generator[Handle | None, bool, torch.Tensor]
+"""The average of one gradient, step by step.
 
-class PendingAverage(ABC):
+It submits the gradient, and yields None. If it needs two rounds, it submits the first one, yields
+its handle, and after that submits the second one and yields None. This last `yield` returns `used`
+(see `PendingAverage.finish`). Then it waits, and returns the average."""
+
+
+class PendingAverage:
     """A pending average of one gradient. It may use the gradient's memory until `finish`."""
 
-    def wait_first_round(self) -> None:  # noqa: B027
-        """Waits for the first of two rounds. Exchanges with one round do nothing."""
+    __slots__ = ("_rounds", "first_round")
 
-    def begin_second_round(self) -> None:  # noqa: B027
-        """Submits the second of two rounds. Exchanges with one round do nothing."""
+    def __init__(self, rounds: Rounds) -> None:
+        """Submits the first round, or the only one."""
+        self._rounds = rounds
+        self.first_round = next(rounds)
+        """The handle of the first of two rounds, until the second one begins."""
 
-    @abstractmethod
+    def begin_second_round(self) -> None:
+        """Submits the second of two rounds."""
+        self.first_round = next(self._rounds)
+
     def finish(self, *, used: bool) -> torch.Tensor:
         """Waits for the average, and returns it in the shape and type of the gradient.
 
         `used`: True if at least one rank used the parameter and no rank failed; equal on all ranks.
         If it is False, the caller drops the average, and the state of the exchange does not change.
         """
+        try:
+            self._rounds.send(used)
+        except StopIteration as end:
+            found: torch.Tensor = end.value
+            return found
+        raise AssertionError("the rounds of an average end after their last yield")
 
 
-class GradientExchange(ABC):
-    """Averages gradients over all ranks; each gradient has its parameter's name."""
+class GradientExchange:
+    """Averages gradients over all ranks, uncompressed and in place; each has its parameter's name.
 
-    @abstractmethod
+    A subclass sends fewer bytes for some gradients.
+    """
+
+    def __init__(self, controller: Controller, prefix: str = "") -> None:
+        """The names of the tensors that the controller receives begin with `prefix`."""
+        self._controller, self._prefix = controller, prefix
+
     def begin(self, name: str, grad: torch.Tensor) -> PendingAverage:
         """Submits this rank's gradient without waiting. All ranks must submit the same names."""
+        return PendingAverage(self.rounds(name, grad))
+
+    def rounds(self, name: str, grad: torch.Tensor) -> Rounds:
+        """Averages a gradient."""
+        handle = self._controller.all_reduce(self._prefix + name, grad, "avg")
+        yield None
+        handle.wait()
+        return grad
 
     @property
     def keeps_state(self) -> bool:
@@ -47,32 +78,34 @@ class GradientExchange(ABC):
         """Returns the state by parameter name. Later backward passes do not change its tensors."""
         return {}
 
-    def load_state(self, state: TensorState) -> None:  # noqa: B027
+    def load_state(self, state: TensorState) -> None:
         """Replaces the state by one that `state` returned on this rank."""
 
 
-class DenseExchange(GradientExchange):
-    """Averages each gradient uncompressed, in place."""
+class SparseExchange(GradientExchange):
+    """Averages sparse gradients, whose numbers of rows may differ between ranks."""
 
-    def __init__(self, controller: Controller, prefix: str = "") -> None:
-        """The names of the tensors that the controller receives begin with `prefix`."""
-        self._controller = controller
-        self._prefix = prefix
+    def rounds(self, name: str, grad: torch.Tensor) -> Rounds:
+        """Gathers the nonzero rows of the gradients. Converts a dense gradient to a sparse one."""
+        sparse = (grad.detach() if grad.is_sparse else grad.detach().to_sparse(1)).coalesce()
+        gather, name, shape = self._controller.all_gather, self._prefix + name, tuple(grad.shape)
+        indices = gather(f"{name}.indices", sparse.indices().t().contiguous())
+        values = gather(f"{name}.values", sparse.values())
+        yield None
+        total = torch.sparse_coo_tensor(
+            indices.wait().t(), values.wait(), shape, check_invariants=False
+        )
+        return total.coalesce() / self._controller.size
 
-    def begin(self, name: str, grad: torch.Tensor) -> PendingAverage:
-        """Submits the gradient. The exchange writes the average into it."""
-        handle = self._controller.all_reduce(self._prefix + name, grad, "avg")
-        return _DenseAverage(grad, handle)
 
-
-class _DenseAverage(PendingAverage):
-    def __init__(self, grad: torch.Tensor, handle: Handle) -> None:
-        self._grad = grad
-        self._handle = handle
-
-    def finish(self, *, used: bool) -> torch.Tensor:
-        self._handle.wait()
-        return self._grad
+def sparse_zero(parameter: torch.Tensor) -> torch.Tensor:
+    """Returns a sparse gradient with no rows, in the shape of a parameter."""
+    return torch.sparse_coo_tensor(
+        torch.empty((1, 0), dtype=torch.int64),
+        parameter.new_empty((0, *parameter.shape[1:])),
+        tuple(parameter.shape),
+        check_invariants=False,
+    )
 
 
 def average_all(
@@ -84,12 +117,13 @@ def average_all(
     return {name: each.finish(used=True) for name, each in pending.items()}
 
 
-def finish_first_rounds(pending: list[PendingAverage]) -> None:
-    """Waits for the first rounds of all averages, then begins their second rounds.
+def finish_first_rounds(pending: Sequence[PendingAverage]) -> None:
+    """Waits for the first rounds of averages that have two, then begins their second rounds.
 
     The second rounds begin together, so that the controller can fuse them.
     """
-    for each in pending:
-        each.wait_first_round()
-    for each in pending:
+    first = [(each, each.first_round) for each in pending if each.first_round is not None]
+    for _, handle in first:
+        handle.wait()
+    for each, _ in first:
         each.begin_second_round()

@@ -22,11 +22,12 @@ from torch import nn
 
 from unisono.controller import Controller, Handle
 from unisono.errors import UnisonoError
-from unisono.parallel.compression.sparse_gradients import SparseExchange, sparse_zero
 from unisono.parallel.data_parallelism.gradient_exchange import (
     GradientExchange,
     PendingAverage,
+    SparseExchange,
     finish_first_rounds,
+    sparse_zero,
 )
 from unisono.parallel.data_parallelism.gradient_watch import GradientWatch
 from unisono.torch_backend import run_after_backward

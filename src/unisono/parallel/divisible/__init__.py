@@ -9,39 +9,23 @@ example.
 from typing import TYPE_CHECKING
 
 from unisono.lazy_names import lazy_names
+from unisono.parallel.context.zigzag import own_positions
+from unisono.parallel.divisible.exchanges import (
+    copy_to_all,
+    gather_copies,
+    gather_parts,
+    keep_part,
+    sum_of_all,
+    sum_to_parts,
+)
+from unisono.parallel.divisible.interfaces import Divisible, Exchanging, MicrobatchPart
+from unisono.parallel.divisible.parameter_block import cut, sum_over_tp
 
 if TYPE_CHECKING:
     from unisono.parallel.context import ContextAttention
-    from unisono.parallel.divisible.exchanges import (
-        copy_to_all,
-        gather_copies,
-        gather_parts,
-        keep_part,
-        sum_of_all,
-        sum_to_parts,
-    )
-    from unisono.parallel.divisible.interfaces import Divisible, Exchanging, MicrobatchPart
-    from unisono.parallel.divisible.parameter_block import cut, sum_over_tp
-    from unisono.parallel.divisible.rank_positions import own_positions
 
-# The first use of a name imports its module, since attention imports the interfaces of this folder.
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "unisono.parallel.context": ["ContextAttention"],
-        "unisono.parallel.divisible.exchanges": [
-            "copy_to_all",
-            "gather_copies",
-            "gather_parts",
-            "keep_part",
-            "sum_of_all",
-            "sum_to_parts",
-        ],
-        "unisono.parallel.divisible.interfaces": ["Divisible", "Exchanging", "MicrobatchPart"],
-        "unisono.parallel.divisible.rank_positions": ["own_positions"],
-        "unisono.parallel.divisible.parameter_block": ["cut", "sum_over_tp"],
-    },
-)
+# The first use of the name imports its module, which imports the interfaces of this folder.
+__getattr__ = lazy_names(__name__, {"unisono.parallel.context": ["ContextAttention"]})
 
 __all__ = [
     "ContextAttention",

@@ -1,10 +1,9 @@
-"""The exchanges before and after layers that are split by tensor parallelism, with gradients.
+"""The exchanges before and after layers that are split over ranks, with gradients.
 
-Each function is a separate autograd node without parameters. Pipeline schedules that split the
-backward pass would run the backward of a node with parameters twice. Without a group (None) each
-function returns its argument. A `TorchFunctionMode` sees most of them as functions of torch: one
-that knows more about x than its values, such as the positions of a sequence, knows it of the
-result.
+Each function is an autograd node without parameters. Pipeline schedules that split the backward
+pass would run the backward of a node with parameters twice. Without a group (None) a function
+returns its argument. A `TorchFunctionMode` sees most of them as functions of torch: one that knows
+more about x than its values, such as the positions of a sequence, knows it of the result.
 
 Shoeybi et al., "Megatron-LM", 2019 (`copy_to_all`, `sum_of_all`); Korthikanti et al., "Reducing
 activation recomputation in large transformer models", 2022 (the exchanges along the sequence).
@@ -12,13 +11,12 @@ activation recomputation in large transformer models", 2022 (the exchanges along
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import Any, Concatenate, ParamSpec
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import distributed as dist
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.overrides import handle_torch_function, has_torch_function
 
@@ -26,36 +24,92 @@ from unisono.division import part_of
 from unisono.torch_backend import all_gather_single, reduce_scatter_single
 
 Group = dist.ProcessGroup | None
-_Options = ParamSpec("_Options")
-_Exchange = Callable[Concatenate[torch.Tensor, dist.ProcessGroup, _Options], torch.Tensor]
-_Function = Callable[Concatenate[torch.Tensor, Group, _Options], torch.Tensor]
+_Pass = tuple[Callable[..., torch.Tensor], *tuple[Any, ...]]
+"""A function of an array and the group, with its further arguments."""
 
 
-def _of_torch(exchange: _Exchange[_Options]) -> _Function[_Options]:
-    """Makes an exchange a function of torch, which a `TorchFunctionMode` sees as one call."""
+class _Exchange(torch.autograd.Function):
+    """The node of all exchanges, which differ in their passes."""
 
-    @functools.wraps(exchange)
-    def function(
-        x: torch.Tensor, group: Group, /, *args: _Options.args, **options: _Options.kwargs
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, group: dist.ProcessGroup, name: str, there: _Pass, back: _Pass
     ) -> torch.Tensor:
-        if group is None:
-            return x
-        if has_torch_function((x,)):
-            found: torch.Tensor = handle_torch_function(function, (x,), x, group, *args, **options)
-            return found
-        return exchange(x, group, *args, **options)
+        ctx.group, ctx.exchange_name, ctx.back = group, name, back
+        function, *arguments = there
+        return function(x, group, *arguments)
 
-    return function
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        # torch's check costs microseconds, which passes without a graph of their own do not need
+        back = _checked_back if torch.is_grad_enabled() else _back
+        return back(ctx, gradients[0]), None, None, None, None
 
 
-@_of_torch
-def copy_to_all(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+def _back(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+    function, *arguments = ctx.back
+    found: torch.Tensor = function(gradient, ctx.group, *arguments)
+    return found
+
+
+_checked_back = once_differentiable(_back)
+"""Refuses a derivative of the backward pass."""
+
+
+class TensorSize(NamedTuple):
+    """The size of a tensor on this rank."""
+
+    elements: int
+    item_bytes: int
+    """Bytes of an element."""
+
+
+def size_on_rank(x: torch.Tensor, is_sent: bool = True) -> TensorSize:
+    """Returns the size of a tensor that a rank sends; no elements if it is not sent.
+
+    It is a function of torch, so a mode that reports the shapes of whole sequences leaves it out.
+    """
+    if has_torch_function((x,)):
+        found: TensorSize = handle_torch_function(size_on_rank, (x,), x, is_sent)
+        return found
+    return TensorSize(x.numel() * is_sent, x.element_size())
+
+
+def exchange_of(node: object) -> str | None:
+    """Returns the name of the function of this file whose backward pass is a node of an autograd
+    graph; None for other nodes.
+    """
+    return getattr(node, "exchange_name", None)
+
+
+def _exchanged(
+    function: Callable[..., torch.Tensor],
+    x: torch.Tensor,
+    group: Group,
+    there: _Pass,
+    back: _Pass,
+    **options: int,
+) -> torch.Tensor:
+    """Returns the result of the exchange `function`, whose passes are `there` and `back`.
+
+    A `TorchFunctionMode` sees a call of `function` with these options.
+    """
+    if group is None:
+        return x
+    if has_torch_function((x,)):
+        seen: torch.Tensor = handle_torch_function(function, (x,), x, group, **options)
+        return seen
+    name = function.__name__
+    found: torch.Tensor = _Exchange.apply(x, group, name, there, back)  # type: ignore[no-untyped-call]
+    return found
+
+
+def copy_to_all(x: torch.Tensor, group: Group) -> torch.Tensor:
     """Returns x, which is equal on all ranks. The backward pass sums the gradients of all ranks."""
-    return _applied(_CopyToAll, x, group)
+    return _exchanged(copy_to_all, x, group, (_same,), (_summed,))
 
 
-@_of_torch
-def sum_of_all(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+def sum_of_all(x: torch.Tensor, group: Group) -> torch.Tensor:
     """Returns the sum of x over the ranks. The backward pass returns the gradient unchanged.
 
     >>> import unisono
@@ -69,45 +123,50 @@ def sum_of_all(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     >>> unisono.run(sums, ranks=2)[0]
     ([3.0, 3.0], [3.0, 3.0])
     """
-    return _applied(_SumOfAll, x, group)
+    return _exchanged(sum_of_all, x, group, (_summed,), (_unchanged,))
 
 
-@_of_torch
-def gather_parts(
-    x: torch.Tensor, group: dist.ProcessGroup, *, dim: int, length: int
-) -> torch.Tensor:
+def gather_parts(x: torch.Tensor, group: Group, *, dim: int, length: int) -> torch.Tensor:
     """Returns the parts of all ranks, joined along `dim` to `length` elements.
 
     The gradient of a part is the **sum** of all ranks' gradients of this part. Use this function if
     the ranks compute different results from the whole array.
     """
-    return _applied(_GatherParts, x, group, dim, length)
+    return _exchanged(
+        gather_parts,
+        x,
+        group,
+        (_gathered, dim, length),
+        (_scattered_sum, dim),
+        dim=dim,
+        length=length,
+    )
 
 
-@_of_torch
-def sum_to_parts(x: torch.Tensor, group: dist.ProcessGroup, *, dim: int) -> torch.Tensor:
+def sum_to_parts(x: torch.Tensor, group: Group, *, dim: int) -> torch.Tensor:
     """Returns this rank's part, along `dim`, of the sum of the ranks' arrays.
 
     The backward pass joins the gradients of all parts.
     """
-    return _applied(_SumToParts, x, group, dim)
+    length = 0 if group is None else x.shape[dim]
+    return _exchanged(
+        sum_to_parts, x, group, (_scattered_sum, dim), (_gathered, dim, length), dim=dim
+    )
 
 
-@_of_torch
-def gather_copies(
-    x: torch.Tensor, group: dist.ProcessGroup, *, dim: int, length: int
-) -> torch.Tensor:
+def gather_copies(x: torch.Tensor, group: Group, *, dim: int, length: int) -> torch.Tensor:
     """Returns the parts of all ranks, joined along `dim` to `length` elements.
 
     Use this function if all ranks compute the same results from the whole array. Since the
     gradients of the joined array are equal on all ranks, the backward pass keeps this rank's part
     of its own gradient.
     """
-    return _applied(_GatherCopies, x, group, dim, length)
+    return _exchanged(
+        gather_copies, x, group, (_gathered, dim, length), (_own_part, dim), dim=dim, length=length
+    )
 
 
-@_of_torch
-def keep_part(x: torch.Tensor, group: dist.ProcessGroup, *, dim: int) -> torch.Tensor:
+def keep_part(x: torch.Tensor, group: Group, *, dim: int) -> torch.Tensor:
     """Returns this rank's part of x along `dim`, where x is equal on all ranks.
 
     The backward pass joins the gradients of all parts.
@@ -121,7 +180,8 @@ def keep_part(x: torch.Tensor, group: dist.ProcessGroup, *, dim: int) -> torch.T
     >>> unisono.run(parts, ranks=2)
     [([0.0, 1.0], [0.0, 1.0, 2.0]), ([2.0], [0.0, 1.0, 2.0])]
     """
-    return _applied(_KeepPart, x, group, dim)
+    length = 0 if group is None else x.shape[dim]
+    return _exchanged(keep_part, x, group, (_own_part, dim), (_gathered, dim, length), dim=dim)
 
 
 def swap_blocks(x: torch.Tensor, group: Group, *, peer: int, width: int) -> torch.Tensor:
@@ -130,106 +190,40 @@ def swap_blocks(x: torch.Tensor, group: Group, *, peer: int, width: int) -> torc
     The last dimensions of the two arrays may differ: the result has `width` elements. The backward
     pass swaps the gradients.
     """
-    if group is None or dist.get_rank(group) == peer:
-        return x
-    return _applied(_SwapBlocks, x, group, peer, width)
+    return _exchanged(
+        swap_blocks,
+        x,
+        group,
+        (_swapped, peer, width),
+        (_swapped, peer, x.shape[-1]),
+        peer=peer,
+        width=width,
+    )
 
 
-def exchange_of(node: object) -> str | None:
-    """Returns the name of the function of this file whose backward pass is a node of an autograd
-    graph; None for other nodes.
+def move_rows(
+    rows: torch.Tensor,
+    group: dist.ProcessGroup,
+    sent: list[int] | None = None,
+    arriving: list[int] | None = None,
+) -> torch.Tensor:
+    """Sends the first `sent[0]` rows to rank 0 of the group, the next to rank 1, and so on.
+
+    Returns `arriving[i]` rows from each rank i, in rank order. None: equally many for each rank.
+    The backward pass sends the gradients back. Collective.
     """
-    names = {each.__name__: name for name, each in _NODES.items()}
-    return names.get(type(node).__name__.removesuffix("Backward"))
-
-
-class _CopyToAll(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _summed(gradients[0], ctx.group), None
-
-
-class _SumOfAll(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        return _summed(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return gradients[0], None
-
-
-class _GatherParts(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, group: dist.ProcessGroup, dim: int, length: int
-    ) -> torch.Tensor:
-        ctx.group, ctx.dim = group, dim
-        return _gathered(x, group, dim, length)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        return _scattered_sum(gradients[0], ctx.group, ctx.dim), None, None, None
-
-
-class _SumToParts(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
-        ctx.group, ctx.dim, ctx.length = group, dim, x.shape[dim]
-        return _scattered_sum(x, group, dim)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return _gathered(gradients[0], ctx.group, ctx.dim, ctx.length), None, None
-
-
-class _GatherCopies(_GatherParts):
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        return _own_part(gradients[0], ctx.group, ctx.dim), None, None, None
-
-
-class _KeepPart(_SumToParts):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
-        ctx.group, ctx.dim, ctx.length = group, dim, x.shape[dim]
-        return _own_part(x, group, dim)
-
-
-class _SwapBlocks(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, group: dist.ProcessGroup, peer: int, width: int
-    ) -> torch.Tensor:
-        ctx.group, ctx.peer, ctx.width = group, peer, x.shape[-1]
-        return _swapped(x, group, peer, width)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        return _swapped(gradients[0], ctx.group, ctx.peer, ctx.width), None, None, None
-
-
-_NODES: Mapping[str, type[torch.autograd.Function]] = MappingProxyType(
-    {
-        "copy_to_all": _CopyToAll,
-        "sum_of_all": _SumOfAll,
-        "gather_parts": _GatherParts,
-        "sum_to_parts": _SumToParts,
-        "gather_copies": _GatherCopies,
-        "keep_part": _KeepPart,
-        "swap_blocks": _SwapBlocks,
-    }
-)
-
-
-def _applied(node: type[torch.autograd.Function], *arguments: Any) -> torch.Tensor:
-    found: torch.Tensor = node.apply(*arguments)  # type: ignore[no-untyped-call]
+    # Gradients of zero are sent too: a rank that did not take part would hang its peers.
+    there, back = (_moved, sent, arriving), (_moved, arriving, sent)
+    found: torch.Tensor = _Exchange.apply(rows, group, "move_rows", there, back)  # type: ignore[no-untyped-call]
     return found
+
+
+def _same(x: torch.Tensor, _: dist.ProcessGroup) -> torch.Tensor:
+    return x.view_as(x)
+
+
+def _unchanged(gradient: torch.Tensor, _: dist.ProcessGroup) -> torch.Tensor:
+    return gradient
 
 
 def _summed(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
@@ -247,10 +241,11 @@ def _gathered(x: torch.Tensor, group: dist.ProcessGroup, dim: int, length: int) 
     """Returns all parts joined along `dim`. Pads parts, since all_gather needs equal sizes."""
     ranks = dist.get_world_size(group)
     longest = -(-length // ranks)
-    part = _padded(x.movedim(dim, 0), longest)
+    part = _padded(x.movedim(dim, 0) if dim else x, longest)
     whole = part.new_empty(ranks * longest, *part.shape[1:])
     all_gather_single(whole, part, group=group)
-    return whole[:length].movedim(0, dim)
+    whole = whole if len(whole) == length else whole[:length]
+    return whole.movedim(0, dim) if dim else whole
 
 
 def _scattered_sum(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
@@ -265,11 +260,25 @@ def _scattered_sum(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch
 
 
 def _swapped(x: torch.Tensor, group: dist.ProcessGroup, peer: int, width: int) -> torch.Tensor:
+    if dist.get_rank(group) == peer:
+        return x.view_as(x)
     found = x.new_empty(*x.shape[:-1], width)
     sent = dist.P2POp(dist.isend, x.contiguous(), group=group, group_peer=peer)
     received = dist.P2POp(dist.irecv, found, group=group, group_peer=peer)
     for work in dist.batch_isend_irecv([sent, received]):
         work.wait()
+    return found
+
+
+def _moved(
+    rows: torch.Tensor,
+    group: dist.ProcessGroup,
+    sent: list[int] | None,
+    arriving: list[int] | None,
+) -> torch.Tensor:
+    count = len(rows) if arriving is None else sum(arriving)
+    found = rows.new_empty(count, *rows.shape[1:])
+    dist.all_to_all_single(found, rows.contiguous(), arriving, sent, group=group)
     return found
 
 

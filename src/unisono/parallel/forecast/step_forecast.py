@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import distributed as dist
@@ -19,6 +19,7 @@ from unisono.planner import Layout
 
 _WARM_UP, _BLOCKS, _STEPS = 3, 5, 5
 
+Measured = TypeVar("Measured")
 RunBuilder = Callable[[int, Layout, int], ParallelRun]
 """Builds the run of a model with a number of layers, a layout, and a number of microbatches."""
 
@@ -59,41 +60,13 @@ def forecast_step(
     afterwards. With a pipeline, all ranks profile as one stage, and the schedule then runs with
     the times of its stages, where ranks share the cores of the machine.
     """
+    profile = _Profile(build, microbatches, inputs, targets)
     if layout.pp == 1:
-        one, two = _step_times(build, layout, microbatches, inputs, targets)
+        one, two = profile.step_times(layout)
         return StepForecast(
             layers_s=layers * (two - one), ends_s=2 * one - two, waits_s=0.0, update_s=0.0
         )
-    return _pipeline_forecast(build, layout, layers, microbatches, inputs, targets)
-
-
-def _step_times(
-    build: RunBuilder,
-    layout: Layout,
-    microbatches: int,
-    inputs: torch.Tensor,
-    targets: torch.Tensor,
-) -> tuple[float, float]:
-    """Returns the seconds of a step with one layer and with two layers."""
-    runs = [build(layers, layout, microbatches) for layers in (1, 2)]
-    times: tuple[list[float], list[float]] = ([], [])
-    for index in _train_in_turns(runs, inputs, targets):
-        times[index].append(runs[index].step_s[-1])
-    one, two = (_undisturbed_s(each) for each in times)
-    for run in runs:
-        run.mesh.close()
-    return one, two
-
-
-def _train_in_turns(
-    runs: Sequence[ParallelRun], inputs: torch.Tensor, targets: torch.Tensor
-) -> Iterator[int]:
-    """Trains the runs in turns. Yields the index of a run after each of its steps that counts."""
-    for repeat in range(_WARM_UP + _BLOCKS * _STEPS):
-        for index, run in enumerate(runs):
-            run.step(inputs, targets)
-            if repeat >= _WARM_UP:
-                yield index
+    return _pipeline_forecast(profile, layout, layers)
 
 
 class _PassTimes(NamedTuple):
@@ -103,32 +76,60 @@ class _PassTimes(NamedTuple):
     backward_s: float
 
 
-def _pass_times(
-    build: RunBuilder,
-    layout: Layout,
-    microbatches: int,
-    inputs: torch.Tensor,
-    targets: torch.Tensor,
-) -> tuple[_PassTimes, _PassTimes]:
-    """Returns the times of a pass through a layer, and through embedding, output and loss."""
-    runs = [build(layers, layout, microbatches) for layers in (1, 2)]
-    wholes: tuple[list[float], list[float]] = ([], [])
-    forward: tuple[list[float], list[float]] = ([], [])
-    for index in _train_in_turns(runs, inputs, targets):
-        begin_s, end_s = runs[index].clock.span
-        wholes[index].append((end_s - begin_s) / microbatches)
-        forward[index].append(_forward_share(runs[index]))
-    one, two = (_undisturbed_s(times) for times in wholes)
-    shares = [_mean(median(each)) for each in forward]
-    for run in runs:
-        run.mesh.close()
-    layer_s, ends_s = two - one, max(2 * one - two, 0.0)
-    layer_forward_s = min(max(two * shares[1] - one * shares[0], 0.0), layer_s)
-    ends_forward_s = min(max(one * shares[0] - layer_forward_s, 0.0), ends_s)
-    return (
-        _PassTimes(layer_forward_s, layer_s - layer_forward_s),
-        _PassTimes(ends_forward_s, ends_s - ends_forward_s),
-    )
+class _Profile(NamedTuple):
+    """What trains in a profile."""
+
+    build: RunBuilder
+    microbatches: int
+    inputs: torch.Tensor
+    targets: torch.Tensor
+
+    def run(self, layers: int, layout: Layout) -> ParallelRun:
+        return self.build(layers, layout, self.microbatches)
+
+    def train_in_turns(self, runs: Sequence[ParallelRun]) -> Iterator[int]:
+        """Trains the runs in turns. Yields the index of a run after each of its steps that
+        counts."""
+        for repeat in range(_WARM_UP + _BLOCKS * _STEPS):
+            for index, run in enumerate(runs):
+                run.step(self.inputs, self.targets)
+                if repeat >= _WARM_UP:
+                    yield index
+
+    def measured(
+        self, layout: Layout, measure: Callable[[ParallelRun], Measured]
+    ) -> tuple[list[Measured], list[Measured]]:
+        """Returns what is measured after each step with one layer, and with two layers."""
+        runs = [self.run(layers, layout) for layers in (1, 2)]
+        found: tuple[list[Measured], list[Measured]] = ([], [])
+        for index in self.train_in_turns(runs):
+            found[index].append(measure(runs[index]))
+        for run in runs:
+            run.mesh.close()
+        return found
+
+    def step_times(self, layout: Layout) -> tuple[float, float]:
+        """Returns the seconds of a step with one layer and with two layers."""
+        one, two = self.measured(layout, lambda run: run.step_s[-1])
+        return _undisturbed_s(one), _undisturbed_s(two)
+
+    def pass_times(self, layout: Layout) -> tuple[_PassTimes, _PassTimes]:
+        """Returns the times of a pass through a layer, and through embedding, output and loss."""
+
+        def measure(run: ParallelRun) -> tuple[float, float]:
+            begin_s, end_s = run.clock.span
+            return (end_s - begin_s) / self.microbatches, _forward_share(run)
+
+        columns = [tuple(zip(*each, strict=True)) for each in self.measured(layout, measure)]
+        one, two = (_undisturbed_s(times) for times, _ in columns)
+        shares = [_mean(median(each)) for _, each in columns]
+        layer_s, ends_s = two - one, max(2 * one - two, 0.0)
+        layer_forward_s = min(max(two * shares[1] - one * shares[0], 0.0), layer_s)
+        ends_forward_s = min(max(one * shares[0] - layer_forward_s, 0.0), ends_s)
+        return (
+            _PassTimes(layer_forward_s, layer_s - layer_forward_s),
+            _PassTimes(ends_forward_s, ends_s - ends_forward_s),
+        )
 
 
 def _forward_share(run: ParallelRun) -> float:
@@ -162,37 +163,31 @@ class _StageTimes(NamedTuple):
         return run_tasks(run.tasks(), seconds, cores=cores).makespan_s
 
 
-def _pipeline_forecast(
-    build: RunBuilder,
-    layout: Layout,
-    layers: int,
-    microbatches: int,
-    inputs: torch.Tensor,
-    targets: torch.Tensor,
-) -> StepForecast:
+def _pipeline_forecast(profile: _Profile, layout: Layout, layers: int) -> StepForecast:
+    inputs, targets = profile.inputs, profile.targets
     flat = replace(layout, pp=1, vpp=1, schedule="1f1b", dp=layout.dp * layout.pp)
     rows = len(inputs) // layout.dp * flat.dp  # keeps the size of a rank's microbatch
     take = torch.arange(rows) % len(inputs)
     # In the profile, all ranks compute at the same time and `crowd` ranks share a core. A pass that
     # has a core of its own takes 1 / `crowd` of the profiled time.
     crowd = max(1.0, dist.get_world_size() / usable_cores())
-    found = _pass_times(build, flat, microbatches, inputs[take], targets[take])
+    found = profile._replace(inputs=inputs[take], targets=targets[take]).pass_times(flat)
     times = _StageTimes(*(_PassTimes(*(s / crowd for s in each)) for each in found))
     cores = layout.pp / crowd
 
-    least = build(stage_count(layout), layout, microbatches)
-    step_times = [least.step_s[-1] for _ in _train_in_turns([least], inputs, targets)]
+    least = profile.run(stage_count(layout), layout)
+    step_times = [least.step_s[-1] for _ in profile.train_in_turns([least])]
     least_s = _undisturbed_s(step_times) - _undisturbed_s(_update_times(least))
     factor = least_s / times.passes_s(least, cores)
     least.mesh.close()
 
-    whole = build(layers, layout, microbatches)
+    whole = profile.run(layers, layout)
     whole.step(inputs, targets)
     update_s = _undisturbed_s(_update_times(whole))
     passes_s = times.passes_s(whole, cores) * factor
     whole.mesh.close()
-    layers_s = microbatches * layers / layout.pp * sum(times.layer)
-    ends_s = microbatches / layout.pp * sum(times.ends)
+    layers_s = profile.microbatches * layers / layout.pp * sum(times.layer)
+    ends_s = profile.microbatches / layout.pp * sum(times.ends)
     return StepForecast(
         layers_s=layers_s,
         ends_s=ends_s,

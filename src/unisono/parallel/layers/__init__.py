@@ -6,7 +6,7 @@ layers in any `nn.Sequential`.
 
 from unisono.parallel.layers.attention import SelfAttention
 from unisono.parallel.layers.cross_entropy import IGNORED, CrossEntropy
-from unisono.parallel.layers.expert_exchange import ExpertExchange, move_rows
+from unisono.parallel.layers.expert_exchange import ExpertExchange
 from unisono.parallel.layers.feature_norm import FeatureNorm
 from unisono.parallel.layers.feed_forward import FeedForward
 from unisono.parallel.layers.layout_dropout import BatchPlace, LayoutDropout
@@ -21,7 +21,6 @@ from unisono.parallel.layers.per_position import (
     is_elementwise,
     is_per_position,
 )
-from unisono.parallel.layers.tensor_size import TensorSize, size_on_rank
 from unisono.parallel.layers.transformer_model import (
     DecoderLayer,
     LogitHead,
@@ -44,15 +43,12 @@ __all__ = [
     "LogitHead",
     "MixtureOfExperts",
     "SelfAttention",
-    "TensorSize",
     "TokenEmbedding",
     "TransformerModel",
     "draw_weights",
     "has_forward_of",
     "is_elementwise",
     "is_per_position",
-    "move_rows",
     "pair_linears",
-    "size_on_rank",
     "undivided_linear",
 ]

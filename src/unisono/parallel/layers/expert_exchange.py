@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import distributed as dist
 
-from unisono.parallel.divisible.exchanges import Group
+from unisono.parallel.divisible.exchanges import Group, move_rows
 
 
 class ExpertExchange:
@@ -68,39 +66,3 @@ class ExpertExchange:
         back = torch.empty_like(self._by_expert)
         back[self._by_expert] = torch.arange(len(back))
         return move_rows(rows[back], self._group, self._arrived, self._sent)
-
-
-def move_rows(
-    rows: torch.Tensor, group: dist.ProcessGroup, sent: list[int], arriving: list[int]
-) -> torch.Tensor:
-    """Sends the first `sent[0]` rows to rank 0 of the group, the next to rank 1, and so on.
-
-    Returns `arriving[i]` rows from each rank i, in rank order. The backward pass sends the
-    gradients back. Collective.
-    """
-    found: torch.Tensor = _Move.apply(  # type: ignore[no-untyped-call]
-        rows, group, sent, arriving
-    )
-    return found
-
-
-class _Move(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, rows: torch.Tensor, group: dist.ProcessGroup, sent: list[int], arriving: list[int]
-    ) -> torch.Tensor:
-        ctx.group, ctx.sent, ctx.arriving = group, sent, arriving
-        return _exchanged(rows, group, sent, arriving)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        # Gradients of zero are sent too: a rank that did not take part would hang its peers.
-        return _exchanged(gradients[0], ctx.group, ctx.arriving, ctx.sent), None, None, None
-
-
-def _exchanged(
-    rows: torch.Tensor, group: dist.ProcessGroup, sent: list[int], arriving: list[int]
-) -> torch.Tensor:
-    found = rows.new_empty(sum(arriving), *rows.shape[1:])
-    dist.all_to_all_single(found, rows.contiguous(), arriving, sent, group=group)
-    return found

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from unisono.division import part_of
+from unisono.parallel.context.zigzag import own_positions
 from unisono.parallel.counter_random import CounterRandom
 from unisono.parallel.divisible.interfaces import ALL_ACTIVATIONS
-from unisono.parallel.divisible.rank_positions import own_positions
-from unisono.parallel.layers.grid_cuts import COLUMN, DEPTH, ROW
+from unisono.parallel.layers.tensor_grid import COLUMN, DEPTH, ROW
 from unisono.parallel.training_mesh import TrainingMesh
 
 

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from unisono.parallel.divisible.exchanges import TensorSize, size_on_rank
 from unisono.parallel.divisible.interfaces import Divisible, MicrobatchPart, attach
 from unisono.parallel.layers.per_position import is_elementwise
 from unisono.parallel.layers.tensor_1d import Tensor1D
-from unisono.parallel.layers.tensor_size import TensorSize, size_on_rank
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.torch_backend import has_hooks, own_buffers, own_children, own_parameters
 

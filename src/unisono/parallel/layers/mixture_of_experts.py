@@ -13,9 +13,8 @@ from unisono.division import nearest_divisor
 from unisono.parallel.divisible.exchanges import gather_copies, keep_part
 from unisono.parallel.divisible.interfaces import ALL_ACTIVATIONS, MicrobatchPart
 from unisono.parallel.divisible.parameter_block import cut, sum_over_tp
-from unisono.parallel.layers.balance_loss import add_gradient, balance_loss
-from unisono.parallel.layers.expert_capacity import capacity_of, within_capacity
 from unisono.parallel.layers.expert_exchange import ExpertExchange
+from unisono.parallel.layers.expert_loads import add_gradient, balance_loss, within_capacity
 from unisono.parallel.layers.feed_forward import activate
 from unisono.parallel.layers.tensor_1d import SEQUENCE
 from unisono.parallel.training_mesh import TrainingMesh
@@ -121,12 +120,8 @@ class MixtureOfExperts(nn.Module):
         """
         if self.capacity_factor is None:
             return None
-        capacity = capacity_of(
-            self.capacity_factor,
-            length=self._whole(length),
-            top_k=self.top_k,
-            experts=self.experts,
-        )
+        whole = self._whole(length)
+        capacity = math.ceil(self.capacity_factor * whole * self.top_k / self.experts)
         taken = within_capacity(
             chosen, experts=self.experts, capacity=capacity, mesh=self._mesh, length=length
         )

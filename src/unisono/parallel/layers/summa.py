@@ -13,7 +13,7 @@ both precede, `_Product`, exchanges nothing in its backward pass.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -21,7 +21,6 @@ from torch import distributed as dist
 
 from unisono.division import part_of
 from unisono.parallel.divisible.exchanges import Group
-from unisono.parallel.layers.autocast_inputs import autocast_input
 
 
 def summa(
@@ -35,11 +34,30 @@ def summa(
     inputs of part i). Result: (..., outputs of part j). `row` and `column` are the groups of this
     rank's row and column, in order. Under autocast, the factors are converted first.
     """
-    x, weight = autocast_input(x), autocast_input(weight)
-    x_only, weight_only = x.detach(), weight.detach()
-    by_x = _applied(_InputGradient, x, weight_only, row, column, width)
-    by_weight = _applied(_WeightGradient, weight, x_only, row, column, width)
+    x, weight = _autocast(x), _autocast(weight)
+    x_only, weight_only, shape = x.detach(), weight.detach(), x.shape
+    of_product = (*shape[:-1], len(weight))
+
+    def gradient_of_x(gradient: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        rows = gradient.reshape(shape[:-1].numel(), len(weight))
+        weights = _columns(weight, column, width)
+        return _reduced((rows @ part for part in weights), row).view(shape)
+
+    def gradient_of_weight(gradient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        rows = gradient.reshape(shape[:-1].numel(), of_product[-1])
+        blocks = _columns(x.reshape(-1, x.shape[-1]), row, width)
+        return _reduced((rows.T @ block for block in blocks), column)
+
+    by_x = _applied(_FactorGradient, x, weight_only, of_product, gradient_of_x)
+    by_weight = _applied(_FactorGradient, weight, x_only, of_product, gradient_of_weight)
     return _applied(_Product, x_only, weight_only, by_x, by_weight, row, column, width)
+
+
+def _autocast(x: torch.Tensor) -> torch.Tensor:
+    """Returns x in the type in which autocast multiplies matrices; x itself without autocast."""
+    if not torch.is_autocast_enabled("cpu") or x.dtype == torch.float64:
+        return x
+    return x.to(torch.get_autocast_dtype("cpu"))
 
 
 def _applied(node: type[torch.autograd.Function], *arguments: Any) -> torch.Tensor:
@@ -74,8 +92,8 @@ class _Product(torch.autograd.Function):
         return None, None, gradients[0], gradients[0], None, None, None
 
 
-class _InputGradient(torch.autograd.Function):
-    """A node between x and the product, whose backward pass computes the gradient of x.
+class _FactorGradient(torch.autograd.Function):
+    """A node between a factor and the product, whose backward pass computes the factor's gradient.
 
     The result is a zero, expanded to the shape of the product. So the node receives the gradient of
     the product.
@@ -84,52 +102,22 @@ class _InputGradient(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        row: dist.ProcessGroup,
-        column: dist.ProcessGroup,
-        width: int,
+        factor: torch.Tensor,
+        other: torch.Tensor,
+        shape: tuple[int, ...],
+        gradient: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     ) -> torch.Tensor:
-        ctx.save_for_backward(weight)
-        ctx.shape, ctx.row, ctx.column, ctx.width = x.shape, row, column, width
-        return x.new_zeros(()).expand(*x.shape[:-1], len(weight))
+        ctx.save_for_backward(other)
+        ctx.gradient = gradient
+        return factor.new_zeros(()).expand(shape)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        (weight,) = ctx.saved_tensors
-        gradient = gradients[0].reshape(ctx.shape[:-1].numel(), len(weight))
-        weights = _columns(weight, ctx.column, ctx.width)
-        by_x = _reduced((gradient @ part for part in weights), ctx.row)
-        return by_x.view(ctx.shape), None, None, None, None
+        (other,) = ctx.saved_tensors
+        return ctx.gradient(gradients[0], other), None, None, None
 
 
-class _WeightGradient(torch.autograd.Function):
-    """A node between a weight and the product, like `_InputGradient`."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        weight: torch.Tensor,
-        x: torch.Tensor,
-        row: dist.ProcessGroup,
-        column: dist.ProcessGroup,
-        width: int,
-    ) -> torch.Tensor:
-        ctx.save_for_backward(x)
-        ctx.outputs, ctx.row, ctx.column, ctx.width = len(weight), row, column, width
-        return weight.new_zeros(()).expand(*x.shape[:-1], len(weight))
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        (x,) = ctx.saved_tensors
-        rows = x.reshape(-1, x.shape[-1])
-        gradient = gradients[0].reshape(len(rows), ctx.outputs)
-        blocks = _columns(rows, ctx.row, ctx.width)
-        by_weight = _reduced((gradient.T @ block for block in blocks), ctx.column)
-        return by_weight, None, None, None, None
-
-
-def _columns(own: torch.Tensor, group: dist.ProcessGroup, width: int) -> Iterator[torch.Tensor]:
+def _columns(own: torch.Tensor, group: Group, width: int) -> Iterator[torch.Tensor]:
     """Yields each rank's block `own`, in rank order.
 
     A block has the shape (rows, part of `width`). Its rank broadcasts the block; the next broadcast
@@ -152,7 +140,7 @@ def _columns(own: torch.Tensor, group: dist.ProcessGroup, width: int) -> Iterato
             block, work = following
 
 
-def _reduced(partials: Iterator[torch.Tensor], group: dist.ProcessGroup) -> torch.Tensor:
+def _reduced(partials: Iterator[torch.Tensor], group: Group) -> torch.Tensor:
     """Reduces partial result number r to rank r of the group; returns this rank's sum."""
     rank, kept = dist.get_rank(group), None
     begun: list[tuple[torch.Tensor, Any]] = []

@@ -27,16 +27,19 @@ SEQUENCE = 1
 
 
 class Tensor1D:
-    """The matrices of a layer, divided over a line of ranks; see `TensorParallel`.
+    """The matrices of a layer, divided over a line of ranks.
 
-    Without a mesh, or with one rank on `tp`, nothing is divided. With sequence parallelism, `enter`
-    gathers the sequence and `leave` scatters it.
+    A layer has first matrices, which map its input to the inner activation, and a last matrix,
+    which maps the inner activation to the output. Activations have the shape (samples, sequence,
+    width). Without a mesh, or with one rank on `tp`, nothing is divided. With sequence parallelism,
+    `enter` gathers the sequence and `leave` scatters it.
     """
 
     def __init__(self, mesh: TrainingMesh | None = None) -> None:
         self._mesh = mesh
         self.group: Group = mesh.group("tp") if mesh else None
         self.parts = mesh.layout.tp if mesh else 1
+        """Number of parts into which the inner width is split."""
         self.is_sequence_divided = bool(mesh and self.group and mesh.layout.sequence_parallel)
 
     def divide_first(self, linear: nn.Linear) -> None:
@@ -71,16 +74,23 @@ class Tensor1D:
             cut(module, name, self._mesh, dim=dim)
 
     def first(self, x: torch.Tensor, linears: Sequence[nn.Linear]) -> list[torch.Tensor]:
+        """Returns the product of x with each first matrix: an inner activation."""
         x = self.enter(x)
         return [functional.linear(x, each.weight, each.bias) for each in linears]
 
     def last(self, x: torch.Tensor, linear: nn.Linear) -> torch.Tensor:
+        """Returns the product of x with a last matrix: an activation between layers."""
         y = self.leave(functional.linear(x, linear.weight))
         return y if linear.bias is None else y + linear.bias
 
     def look_up(
         self, tokens: torch.Tensor, table: torch.Tensor, *, first: int, width: int
     ) -> torch.Tensor:
+        """Returns the vectors of tokens (samples, sequence), as an activation between layers.
+
+        `table` is this rank's block, which begins at row `first` of the whole table. The whole
+        table has vectors of `width` elements.
+        """
         return self.leave(own_rows(tokens, table, first))
 
     def enter(self, x: torch.Tensor) -> torch.Tensor:
@@ -98,15 +108,23 @@ class Tensor1D:
         return sum_to_parts(x, self.group, dim=SEQUENCE)
 
     def first_elements(self, part: MicrobatchPart, linears: Sequence[nn.Linear]) -> float:
+        """Returns the elements that this rank sends for `first`, forward and backward."""
         return self._activation_elements(part, linears[0].in_features)
 
     def last_elements(self, part: MicrobatchPart, linear: nn.Linear) -> float:
+        """Returns the elements that this rank sends for `last`, forward and backward."""
         return self._activation_elements(part, linear.out_features)
 
     def look_up_elements(self, part: MicrobatchPart, vocab: int, width: int) -> float:
+        """Returns the elements that this rank sends for `look_up`, forward and backward.
+
+        `vocab`, `width`: the sizes of the whole table.
+        """
         return self._activation_elements(part, width)
 
     def sum_elements(self, part: MicrobatchPart, count: int) -> float:
+        """Returns the elements that this rank sends to sum one number per token over the ranks that
+        divide a vector, `count` times."""
         mesh = self._mesh
         if mesh is None or self.group is None:
             return 0.0

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from unisono.parallel.context.zigzag import own_positions
 from unisono.parallel.counter_random import CounterRandom
 from unisono.parallel.divisible.exchanges import gather_copies
 from unisono.parallel.divisible.interfaces import ALL_ACTIVATIONS, MicrobatchPart
 from unisono.parallel.divisible.parameter_block import block_of
-from unisono.parallel.divisible.rank_positions import own_positions
 from unisono.parallel.layers.attention import SelfAttention
 from unisono.parallel.layers.feature_norm import FeatureNorm
 from unisono.parallel.layers.feed_forward import FeedForward

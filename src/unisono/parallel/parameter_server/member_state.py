@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
@@ -17,19 +17,19 @@ class MemberState:
 
     number: int
     """Rank of the member in the first group of the parameter server."""
-    step: int
+    step: int = 0
     """Number of steps that the member has completed as a worker."""
-    finished: bool
-    has_state: bool
+    finished: bool = False
+    has_state: bool = False
     """True if the member brings a state from an earlier group or parameter server."""
-    shards: tuple[int, ...]
+    shards: Sequence[int] = ()
     """Shards whose state the member holds."""
-    snapshots: tuple[int, ...]
+    snapshots: Sequence[int] = ()
     """For each shard, the number of steps in the newest snapshot that the member can read; -1
     without a snapshot."""
     run: str
     """Identifier of the run in the names of snapshots."""
-    settings: Mapping[str, object]
+    settings: Mapping[str, object] = field(default_factory=dict)
     """Settings that must be equal on all ranks."""
 
 
@@ -39,14 +39,7 @@ def exchange_states(comm: Communicator, mine: MemberState) -> list[MemberState]:
     counts = comm.all_gather(np.array([text.size])).tolist()
     joined = comm.all_gather_v(text, counts=counts)
     ends = np.cumsum(counts)[:-1]
-    return [_state_of(part.tobytes()) for part in np.split(joined, ends)]
-
-
-def _state_of(text: bytes) -> MemberState:
-    fields = json.loads(text)
-    fields["shards"] = tuple(fields["shards"])
-    fields["snapshots"] = tuple(fields["snapshots"])
-    return MemberState(**fields)
+    return [MemberState(**json.loads(part.tobytes())) for part in np.split(joined, ends)]
 
 
 def require_equal_settings(states: Sequence[MemberState]) -> None:

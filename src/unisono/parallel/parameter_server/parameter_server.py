@@ -21,7 +21,7 @@ from unisono.parallel.parameter_server.member_state import (
 )
 from unisono.parallel.parameter_server.model_bytes import ModelBytes
 from unisono.parallel.parameter_server.served_shard import OptimizerFactory
-from unisono.parallel.parameter_server.server_group import ServerGroup, ServerSettings, cut_shards
+from unisono.parallel.parameter_server.server_group import ServerGroup, ServerSettings
 from unisono.parallel.parameter_server.server_messages import Push
 from unisono.parallel.parameter_server.server_plan import ServerPlan, choose_servers
 from unisono.torch_backend import default_communicator
@@ -159,18 +159,17 @@ class ParameterServer:
         optimizer: OptimizerFactory,
         previous: ParameterServer | None,
     ) -> None:
-        held = {} if previous is None else previous._group.shards
-        member_state = MemberState(
+        before = None if previous is None else previous._group
+        held = {} if before is None else before.shards
+        mine = MemberState(
             number=comm.rank,
-            step=0 if previous is None else previous._group.step,
-            finished=False,
-            has_state=previous is not None,
-            shards=tuple(held),
-            snapshots=(),
-            run=secrets.token_hex(4) if previous is None else previous._group.run,
+            step=0 if before is None else before.step,
+            has_state=before is not None,
+            shards=[*held],
+            run=secrets.token_hex(4) if before is None else before.run,
             settings=self._settings_to_compare(plan),
         )
-        states = exchange_states(comm, member_state)
+        states = exchange_states(comm, mine)
         require_equal_settings(states)
         sources = [rank for rank, each in enumerate(states) if each.has_state]
         root = sources[0] if sources else 0
@@ -322,7 +321,7 @@ class ParameterServer:
     def _leave(self) -> None:
         with suppress(Exception):  # the caller already raises an earlier error
             self._group.join(self._settings.timeout_s)
-        self._group.close()
+        self._group.comm.close()
         if self._own_comm is not None:
             self._own_comm.close()
 
@@ -340,7 +339,7 @@ class ParameterServer:
             self.close()
         elif not self._closed:
             self._closed = True
-            self._group.abort(f"{type(error).__name__}: {error}")
+            self._group.comm.abort(f"{type(error).__name__}: {error}")
             self._leave()
 
     def _require_open(self) -> None:
@@ -375,7 +374,8 @@ def _make_plan(
 ) -> ServerPlan:
     owners = choose_servers(ranks, servers, dedicated=dedicated)
     workers = tuple(rank for rank in range(ranks) if not dedicated or rank not in owners)
-    return ServerPlan(workers=workers, owners=owners, shards=cut_shards(model, len(owners)))
+    shards = model.layout.divide(model.layout.whole, len(owners))
+    return ServerPlan(workers=workers, owners=owners, shards=shards)
 
 
 def _range_bytes(shard_bytes: int) -> int:

@@ -14,7 +14,6 @@ import torch
 
 from unisono.communicator import Communicator
 from unisono.errors import CollectiveTimeoutError, CommunicationError, PeerLostError
-from unisono.parallel.parameter_server.byte_ranges import ByteRange
 from unisono.parallel.parameter_server.member_state import (
     LostUpdates,
     MemberState,
@@ -220,7 +219,7 @@ class ServerGroup:
                 self.join(self._settings.timeout_s)
                 raise
 
-    def member_state(self, settings: dict[str, object], *, has_state: bool) -> MemberState:
+    def _member_state(self) -> MemberState:
         """Returns this rank's state, which the other ranks need to form a group."""
         newest = [-1] * len(self.plan.shards)
         if self._snapshots is not None:
@@ -229,11 +228,10 @@ class ServerGroup:
             number=self.number,
             step=self.step,
             finished=self.finished,
-            has_state=has_state,
-            shards=tuple(self.shards),
-            snapshots=tuple(newest),
+            has_state=True,
+            shards=[*self.shards],
+            snapshots=newest,
             run=self.run,
-            settings=settings,
         )
 
     def _recover(self, *, in_thread: bool) -> None:
@@ -245,7 +243,7 @@ class ServerGroup:
             old.close()
             self.comm.timeout_s = self._settings.timeout_s
             try:
-                states = exchange_states(self.comm, self.member_state({}, has_state=True))
+                states = exchange_states(self.comm, self._member_state())
                 break
             except PeerLostError:
                 continue  # one more rank was lost
@@ -301,16 +299,3 @@ class ServerGroup:
             training = {s.number: s.step for s in states if s.number in steps and not s.finished}
             self.shards[shard] = self._new_shard(shard, training)
             self.shards[shard].load(self._snapshots.read(shard, newest[owner]))
-
-    def close(self) -> None:
-        """Closes the communicator of this rank."""
-        self.comm.close()
-
-    def abort(self, reason: str) -> None:
-        """Aborts the communication of the group on all ranks."""
-        self.comm.abort(reason)
-
-
-def cut_shards(model: ModelBytes, servers: int) -> tuple[ByteRange, ...]:
-    """Returns one shard for each server; the shards have equal numbers of bytes."""
-    return model.layout.divide(model.layout.whole, servers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -18,7 +18,6 @@ from unisono.parallel.parameter_server.server_messages import (
     FINISHED,
     Kind,
     Push,
-    Trailer,
     head_bytes,
     read_head,
     tag_of,
@@ -49,19 +48,6 @@ class ServerCounts:
     most_missed: int = 0
     most_early: int = 0
     bytes: ByteCounts = field(default_factory=ByteCounts)
-
-
-@dataclass(slots=True)
-class _Answer:
-    """Progress of a server's answer to one step of a worker.
-
-    The answer is one reply for each range of the shard; `left` replies are not sent yet.
-    """
-
-    step: int
-    left: int
-    missed: int = 0
-    early: int = 0
 
 
 class ServerLoop:
@@ -96,8 +82,9 @@ class ServerLoop:
         self._snapshot_every = snapshot_every
         self._works: list[Work] = []
         self._ends: list[Callable[[], None] | None] = []
-        self._answers: dict[tuple[int, int], list[_Answer]] = defaultdict(list)
         self._unanswered: dict[tuple[int, int, int], float] = {}
+        """Time at which each push (shard, worker, step) has arrived that lacks replies."""
+        self._replies_left = Counter[tuple[int, int, int]]()
         self._announced: dict[tuple[int, int], deque[Push]] = defaultdict(deque)
         """Pushes that a worker has announced for a range and that have not arrived."""
         self._snapshot_steps = {shard.number: shard.steps for shard in shards}
@@ -169,8 +156,9 @@ class ServerLoop:
         def arrived() -> None:
             push = read_head(head)
             if push.step != FINISHED:
-                self._answers[shard.number, worker].append(_Answer(push.step, len(shard.ranges)))
-                self._unanswered[shard.number, worker, push.step] = time.monotonic()
+                key = (shard.number, worker, push.step)
+                self._unanswered[key] = time.monotonic()
+                self._replies_left[key] += len(shard.ranges)
             for each in shard.ranges.values():
                 self._announce(shard, each, worker, push)
             if push.step != FINISHED:
@@ -242,25 +230,10 @@ class ServerLoop:
             self._counts.bytes.sent_bytes += values.numel()
         self._counts.most_missed = max(self._counts.most_missed, reply.missed)
         self._counts.most_early = max(self._counts.most_early, reply.early)
-        self._count_answer(shard, reply)
-
-    def _count_answer(self, shard: ServedShard, reply: Reply) -> None:
-        answers = self._answers[shard.number, reply.worker]
-        answer = next(each for each in answers if each.step == reply.step)
-        answer.left -= 1
-        answer.missed = max(answer.missed, reply.missed)
-        answer.early = max(answer.early, reply.early)
-        if answer.left:
-            return
-        answers.remove(answer)
-        self._unanswered.pop((shard.number, reply.worker, reply.step), None)
-        updates = next(iter(shard.ranges.values())).state.updates
-        trailer = Trailer(
-            step=reply.step, missed=answer.missed, early=answer.early, updates=updates
-        )
-        rank = self._ranks[reply.worker]
-        tag = tag_of(Kind.TRAILER, shard.number)
-        self._begin(self._comm.send(trailer.encode(), rank, tag, async_op=True))
+        key = (shard.number, reply.worker, reply.step)
+        self._replies_left[key] -= 1
+        if not self._replies_left[key]:
+            del self._unanswered[key], self._replies_left[key]
 
     def _write_first_snapshot(self, shard: ServedShard) -> None:
         """Writes a snapshot of a new or moved shard, unless its current step has a snapshot."""

@@ -1,13 +1,12 @@
-"""The messages between workers and servers: tags, heads (before gradients) and trailers.
+"""The messages between workers and servers: their tags, and the heads before gradients.
 
 For each shard and step, a worker sends one head, then one gradient message for each range. The
-server replies with the values of each range, and with one trailer for the shard. Tags contain the
-kind of a message and the number of its shard or range.
+server replies with the values of each range. Tags contain the kind of a message and the number of
+its shard or range.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
 from math import nan
 from typing import NamedTuple
@@ -29,8 +28,7 @@ class Kind(IntEnum):
     HEAD = 1
     GRADIENT = 2
     VALUES = 3
-    TRAILER = 4
-    END = 5
+    END = 4
     """A server's message to each worker that all workers have finished."""
 
 
@@ -78,35 +76,3 @@ def read_head(head: Bytes) -> Push:
     step = int(head[:8].view(np.int64)[0])
     learning_rate = float(head[8:_HEAD_BYTES].view(np.float64)[0])
     return Push(step, head[_HEAD_BYTES:].copy(), learning_rate)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trailer:
-    """Counts that a server sends after the values of a shard, for one step of one worker."""
-
-    step: int
-    missed: int
-    """Largest number, over the shard's ranges, of other workers' gradients of this or earlier steps
-    that the sent values lack."""
-    early: int
-    """Largest number, over the shard's ranges, of other workers' gradients of later steps that the
-    sent values contain already."""
-    updates: int
-    """Number of updates of the shard's first range so far."""
-
-    def encode(self) -> NDArray[np.int64]:
-        """Returns the trailer as a message."""
-        return np.array([self.step, self.missed, self.early, self.updates], np.int64)
-
-    @staticmethod
-    def decode(message: NDArray[np.int64]) -> Trailer:
-        """Returns the trailer in a message.
-
-        >>> Trailer.decode(Trailer(step=1, missed=0, early=2, updates=3).encode()).early
-        2
-        """
-        step, missed, early, updates = (int(number) for number in message)
-        return Trailer(step=step, missed=missed, early=early, updates=updates)
-
-
-TRAILER_NUMBERS = 4

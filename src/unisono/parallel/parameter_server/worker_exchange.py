@@ -15,10 +15,8 @@ from unisono.parallel.parameter_server.byte_ranges import ByteLayout, ByteRange
 from unisono.parallel.parameter_server.server_loop import LATE, ByteCounts
 from unisono.parallel.parameter_server.server_messages import (
     FINISHED,
-    TRAILER_NUMBERS,
     Kind,
     Push,
-    Trailer,
     head_bytes,
     tag_of,
     write_head,
@@ -31,8 +29,8 @@ _GRACE_S = 2.0
 class WorkerExchange:
     """The messages of one worker in one group; each new group needs a new object.
 
-    For each shard, a step sends a head and the ranges' gradients, and receives the ranges' values
-    and a trailer. All messages begin at once. A server replies for a range as soon as the range's
+    For each shard, a step sends a head and the ranges' gradients, and receives the ranges' values.
+    All messages begin at once. A server replies for a range as soon as the range's
     gradients are complete, so both directions of a link are busy.
     """
 
@@ -55,15 +53,10 @@ class WorkerExchange:
         self._bytes = bytes_
         self._tensors = [np.array(layout.tensors_in(shard)) for shard in plan.shards]
         self._heads = [np.zeros(head_bytes(len(each)), np.uint8) for each in self._tensors]
-        self._trailers = [np.zeros(TRAILER_NUMBERS, np.int64) for _ in shards]
         self._receives: list[native.Request] = []
         self._sends: list[native.Request] = []
-        for shard in range(len(shards)):
-            owner = owners[shard]
-            tag = tag_of(Kind.TRAILER, shard)
-            self._receives.append(comm.recv_init(self._trailers[shard], owner, tag))
-            tag = tag_of(Kind.HEAD, shard)
-            self._sends.append(comm.send_init(self._heads[shard], owner, tag))
+        for shard, (head, owner) in enumerate(zip(self._heads, owners, strict=True)):
+            self._sends.append(comm.send_init(head, owner, tag_of(Kind.HEAD, shard)))
         self._payload_bytes = 0
         for shard, number, within in _in_turn(shards, first=comm.rank):
             owner, here = owners[shard], slice(within.start, within.stop)
@@ -73,12 +66,11 @@ class WorkerExchange:
             self._sends.append(comm.send_init(gradients[here], owner, tag))
             self._payload_bytes += 0 if owner == comm.rank else within.nbytes
 
-    def exchange(self, push: Push, timeout_s: float) -> list[Trailer]:
+    def exchange(self, push: Push, timeout_s: float) -> None:
         """Pushes the gradients of a step and receives the parameters for the next.
 
-        `push.used` has a 1 for each tensor of the model with a gradient. Returns the trailers of
-        all shards. Raises `PeerLostError` if a rank is lost, `CollectiveTimeoutError` if a server
-        does not answer.
+        `push.used` has a 1 for each tensor of the model with a gradient. Raises `PeerLostError` if
+        a rank is lost, `CollectiveTimeoutError` if a server does not answer.
         """
         for head, tensors in zip(self._heads, self._tensors, strict=True):
             write_head(head, push._replace(used=push.used[tensors]))
@@ -89,7 +81,6 @@ class WorkerExchange:
         what = f"the parameters after step {push.step}"
         self._wait(works, timeout_s + max(_GRACE_S, timeout_s / 10), what)
         self._bytes.received_bytes += self._payload_bytes
-        return [Trailer.decode(trailer) for trailer in self._trailers]
 
     def finish(self, timeout_s: float, *, known: bool) -> None:
         """Tells the servers that this worker has finished, and waits until all workers have.

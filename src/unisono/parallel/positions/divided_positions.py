@@ -19,7 +19,6 @@ from torch.utils import checkpoint
 
 from unisono.parallel.context import ContextAttention
 from unisono.parallel.positions.attention_rule import attention
-from unisono.parallel.positions.exchange_rules import EXCHANGE_RULES
 from unisono.parallel.positions.function_call import FunctionCall, Refused, Rule, tensors_of
 from unisono.parallel.positions.loss_rules import LOSSES, part_of_loss
 from unisono.parallel.positions.number_rules import (
@@ -46,7 +45,6 @@ _RULES: Mapping[str, Rule] = MappingProxyType(
     {
         **SHAPE_RULES,
         **NUMBER_RULES,
-        **EXCHANGE_RULES,
         **dict.fromkeys(LOSSES, part_of_loss),
         "scaled_dot_product_attention": attention,
     }

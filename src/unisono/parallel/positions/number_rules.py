@@ -59,11 +59,6 @@ def elementwise(call: FunctionCall) -> Any:
     return call.placed(found, placement.at(placement.dim - dims + found.dim()))
 
 
-def _linear(call: FunctionCall) -> Any:
-    call.require_other(-1, "sums over positions")
-    return call.like_first()
-
-
 def _product(call: FunctionCall) -> Any:
     """Computes a matrix product that does not sum over positions."""
     left, right = call.args[:2] if len(call.args) > 1 else (call.args[0], call.options["other"])
@@ -133,11 +128,23 @@ def _normalized(call: FunctionCall) -> Any:
     return call.like_first()
 
 
-def _along(place: int, default: Any = None) -> Rule:
+def _along(dim: int, what: str) -> Rule:
     """Returns the rule of a function along a dimension, which keeps all dimensions."""
 
     def rule(call: FunctionCall) -> Any:
-        call.require_other(call.option("dim", place, default), "works along the positions")
+        call.require_other(dim, what)
+        return call.like_first()
+
+    return rule
+
+
+def _along_option(place: int, default: Any = None, what: str = "works along the positions") -> Rule:
+    """Returns the rule of a function along the dimension `dim`, which keeps all dimensions.
+
+    `place`: that of the dimension among the arguments."""
+
+    def rule(call: FunctionCall) -> Any:
+        call.require_other(call.option("dim", place, default), what)
         return call.like_first()
 
     return rule
@@ -186,10 +193,6 @@ def _rectified(call: FunctionCall) -> Any:
     return call.like_first()
 
 
-def _like_first(call: FunctionCall) -> Any:
-    return call.like_first()
-
-
 def _of_first(call: FunctionCall) -> Any:
     """Computes a conversion, for which only the first argument's values count."""
     if placement_of(call.first) is None:
@@ -211,45 +214,40 @@ def _constant(call: FunctionCall) -> Any:
     return call.placed(call.function(call.first, sizes, *values, **rest), placement)
 
 
-def _whole(call: FunctionCall) -> Any:
-    return call.run()
-
-
-def _complex(call: FunctionCall) -> Any:
-    """Joins pairs of numbers in the last dimension, or parts them."""
-    if call.name == "view_as_complex":
-        call.require_other(-1, "joins positions")
-    return call.like_first()
-
-
 _REDUCED = ("sum", "mean", "amax", "amin", "max", "min", "argmax", "argmin", "prod", "all", "any",
             "logsumexp", "nansum", "nanmean", "median", "count_nonzero")  # fmt: skip
 
 NUMBER_RULES: Mapping[str, Rule] = MappingProxyType(
     {
-        "linear": _linear,
+        "linear": _along(-1, "sums over positions"),
         **dict.fromkeys(("matmul", "mm", "bmm", "mv", "__matmul__", "__rmatmul__"), _product),
         "addmm": _sum_with_product,
         "baddbmm": _sum_with_products,
         **dict.fromkeys(("layer_norm", "rms_norm"), _normalized),
-        **dict.fromkeys(("softmax", "log_softmax", "cumsum", "cumprod"), _along(1)),
-        **dict.fromkeys(("glu", "sort", "argsort"), _along(1, -1)),
+        **dict.fromkeys(("softmax", "log_softmax", "cumsum", "cumprod"), _along_option(1)),
+        **dict.fromkeys(("glu", "sort", "argsort"), _along_option(1, -1)),
         "prelu": _rectified,
         **dict.fromkeys(("gather", "scatter", "scatter_", "scatter_add"), _by_index),
         "one_hot": _one_hot,
-        "topk": _along(2, -1),
-        "normalize": _along(2, 1),
+        "topk": _along_option(2, -1),
+        "normalize": _along_option(2, 1),
         **dict.fromkeys(_REDUCED, _reduced(1, 2)),
         **dict.fromkeys(("norm", "linalg_vector_norm"), _reduced(2, 3)),
         **dict.fromkeys(("var", "std", "var_mean", "std_mean"), _reduced(1, 3)),
         **dict.fromkeys(("dropout", "zeros_like", "ones_like", "empty_like", "full_like",
-                         "rand_like", "randn_like"), _like_first),
+                         "rand_like", "randn_like", "view_as_real"),
+                        FunctionCall.like_first),
         **dict.fromkeys(("to", "type_as", "type", "float", "double", "half", "bfloat16", "long",
                          "int", "bool", "cpu", "contiguous", "clone", "detach", "detach_",
                          "requires_grad_", "alias", "fill_", "zero_"), _of_first),
         **dict.fromkeys(("new_zeros", "new_ones", "new_empty", "new_full"), _constant),
-        "new_tensor": _whole,
-        **dict.fromkeys(("view_as_complex", "view_as_real"), _complex),
+        "new_tensor": FunctionCall.run,
+        "view_as_complex": _along(-1, "joins positions"),
+        # exchanges over the ranks of tp, which have the same positions
+        **dict.fromkeys(("copy_to_all", "sum_of_all"), FunctionCall.like_first),
+        **dict.fromkeys(("gather_copies", "keep_part"),
+                        _along_option(2, what="divides positions over the ranks of tp, too")),
+        "size_on_rank": FunctionCall.run,
     }
 )  # fmt: skip
 """The rule of each function, by its name. Elementwise functions need none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -43,36 +44,32 @@ def cast_inputs(model: nn.Module, precision: Precision) -> None:
         if isinstance(module, nn.RMSNorm) and module.eps is None:
             module.eps = torch.finfo(own[0].dtype).eps
         assert dtype is not None
-        module.register_forward_pre_hook(_Conversion(dtype), with_kwargs=True)
+        module.register_forward_pre_hook(_conversion(dtype), with_kwargs=True)
 
 
-class _Conversion:
-    """A forward pre-hook that converts the floating-point arguments of a module, while the module
-    has its weights in the type of computation. A program may call it between steps, without."""
+def _conversion(dtype: torch.dtype) -> Callable[..., Any]:
+    """Returns a forward pre-hook that converts the floating-point arguments of a module, while the
+    module has its weights in the type of computation. A program may call it between steps, without.
+    """
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        self._dtype = dtype
+    def converted(x: torch.Tensor) -> torch.Tensor:
+        return x.to(dtype) if x.is_floating_point() and x.dtype != dtype else x
 
-    def __call__(
-        self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        if not any(_has_type(each, self._dtype) for each in own_parameters(module).values()):
+    def convert(
+        module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> tuple[Any, dict[str, Any]] | None:
+        own = own_parameters(module).values()
+        if not any(each is not None and each.dtype == dtype for each in own):
             return None
-        return tuple(self._converted(each) for each in arguments), {
-            name: each if any(word in name for word in _KEPT) else self._converted(each)
+        return tuple(_map(converted, each) for each in arguments), {
+            name: each if any(word in name for word in _KEPT) else _map(converted, each)
             for name, each in keywords.items()
         }
 
-    def _converted(self, value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return self._of(value)
-        if isinstance(value, tuple | list | dict):
-            return map_tensors(self._of, value)
-        return value
-
-    def _of(self, x: torch.Tensor) -> torch.Tensor:
-        return x.to(self._dtype) if x.is_floating_point() and x.dtype != self._dtype else x
+    return convert
 
 
-def _has_type(parameter: torch.Tensor | None, dtype: torch.dtype) -> bool:
-    return parameter is not None and parameter.dtype == dtype
+def _map(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    return map_tensors(function, value) if isinstance(value, tuple | list | dict) else value

@@ -2,12 +2,11 @@
 
 `DLRM` is the model. Its sizes are those of the planner's `Dlrm`, here also called `DLRMShape`.
 `place_tables` of the planner chooses a `TablePlacement`, the ranks of the parts of each table.
-`bag_exchange` sends ids to the ranks that hold the rows of these ids, and `divided_lookup` returns
-the sums of the rows.
+`divided_lookup` sends ids to the ranks that hold the rows of these ids, and returns the sums of the
+rows.
 """
 
-from unisono.parallel.recommendation.dlrm_model import DLRM
-from unisono.parallel.recommendation.dlrm_module_shape import dlrm_shape
+from unisono.parallel.recommendation.dlrm_model import DLRM, dlrm_shape
 from unisono.planner.recommendation import Dlrm as DLRMShape
 from unisono.planner.recommendation import (
     PlacedTable,

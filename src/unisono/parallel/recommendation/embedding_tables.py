@@ -9,8 +9,13 @@ from torch import nn
 
 from unisono.parallel.divisible.interfaces import MicrobatchPart
 from unisono.parallel.divisible.parameter_block import keep
-from unisono.parallel.recommendation.bag_exchange import NO_ID, Bags, sum_bags
-from unisono.parallel.recommendation.divided_lookup import DividedLookup, piece_bags
+from unisono.parallel.recommendation.divided_lookup import (
+    NO_ID,
+    Bags,
+    DividedLookup,
+    piece_bags,
+    sum_bags,
+)
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner.recommendation import (
     TablePiece,

@@ -15,7 +15,6 @@ from unisono.parallel.checkpoint import (
     PendingSave,
     TensorBlock,
     begin_checkpoint,
-    complete_checkpoint,
     open_checkpoint,
     raise_on_all,
     save_blocks,
@@ -90,8 +89,15 @@ class RunCheckpoints:
         copies = staged_blocks(blocks, self._mesh.all_ranks)
 
         def write() -> None:
-            complete_checkpoint(
-                path, copies, values=values, extra=facts, keep=keep, verify=verify, group=group
+            save_blocks(
+                folder,
+                copies,
+                begun=path,
+                values=values,
+                extra=facts,
+                keep=keep,
+                verify=verify,
+                group=group,
             )
 
         pending = self.asynchronous.begin(path, write)

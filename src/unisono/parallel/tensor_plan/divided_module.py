@@ -8,13 +8,16 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from unisono.parallel.divisible.exchanges import copy_to_all, gather_copies, keep_part, sum_of_all
+from unisono.parallel.divisible.exchanges import (
+    TensorSize,
+    copy_to_all,
+    gather_copies,
+    keep_part,
+    size_on_rank,
+    sum_of_all,
+)
 from unisono.parallel.divisible.interfaces import MicrobatchPart, attach
 from unisono.parallel.divisible.parameter_block import block_of, keep_spans, sum_over_tp
-from unisono.parallel.layers import (
-    TensorSize,
-    size_on_rank,
-)
 from unisono.parallel.tensor_plan.linear_sizes import (
     bias_of,
     inputs_of,
@@ -160,13 +163,7 @@ def _cut(planned: PlannedModule, mesh: TrainingMesh) -> None:
     rank = mesh.coordinates["tp"]
     for name, cut in planned.cuts.items():
         group = "tokens" if cut.copies == 1 else "column_tokens"
-        keep_spans(
-            planned.module,
-            name,
-            dim=cut.dim,
-            spans=cut.ranges[rank],
-            copies=group,
-        )
+        keep_spans(planned.module, name, dim=cut.dim, spans=cut.ranges[rank], copies=group)
 
 
 def _own_rows(module: nn.Embedding) -> tuple[int, int]:

@@ -75,7 +75,7 @@ def layer_elements(kind: str, tp: int, *, tokens: int, hidden: int) -> float:
     >>> [round(layer_elements(kind, 8, tokens=8192, hidden=1024) / 2**20) for kind in ("1d", "3d")]
     [56, 35]
 
-    Sources: Shoeybi et al., "Megatron-LM", 2019 (1d); `layers/summa.py` and `layers/tensor_3d.py`
+    Sources: Shoeybi et al., "Megatron-LM", 2019 (1d); `layers/summa.py` and `layers/tensor_grid.py`
     of `unisono.parallel` name the sources of the other kinds.
     """
     depth, side, columns = TensorGrid.of(kind, tp)

@@ -1,24 +1,28 @@
-"""The gradient exchange for a compression setting, and the exchange's state in checkpoints."""
+"""The choice of a compression of gradients, and the state of its exchange in checkpoints."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from unisono.controller import Controller
-from unisono.parallel.compression.error_feedback_exchange import GatheredExchange
-from unisono.parallel.compression.int8_codec import Int8, Int8Codec
-from unisono.parallel.compression.narrow_float_exchange import Bf16, Fp16, NarrowFloatExchange
-from unisono.parallel.compression.power_sgd import PowerSGD, PowerSGDExchange
-from unisono.parallel.compression.top_k_codec import TopK, TopKCodec
-from unisono.parallel.data_parallelism.gradient_exchange import DenseExchange, GradientExchange
-
-Compression = Fp16 | Bf16 | PowerSGD | Int8 | TopK
+from unisono.parallel.data_parallelism.gradient_exchange import GradientExchange
 
 STATE_KEY = "compression"
 """Key of the state in a `state_dict`."""
+
+
+class Compression(ABC):
+    """The base of the settings `Fp16`, `Bf16`, `PowerSGD`, `Int8` and `TopK`."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def exchange(self, controller: Controller, prefix: str) -> GradientExchange:
+        """Returns the exchange that compresses gradients."""
 
 
 def require_compression(compression: object) -> None:
@@ -37,21 +41,9 @@ def make_exchange(
 
     It submits tensors to the controller under names that begin with `prefix`.
     """
-    match compression:
-        case None:
-            return DenseExchange(controller, prefix)
-        case Fp16():
-            return NarrowFloatExchange(controller, prefix, torch.float16)
-        case Bf16():
-            return NarrowFloatExchange(controller, prefix, torch.bfloat16)
-        case PowerSGD():
-            return PowerSGDExchange(controller, prefix, compression)
-        case Int8(values_per_scale=count, error_feedback=feedback):
-            codec = Int8Codec(count)
-            return GatheredExchange(controller, prefix, codec, error_feedback=feedback)
-        case TopK(fraction=fraction, error_feedback=feedback):
-            kept = TopKCodec(fraction)
-            return GatheredExchange(controller, prefix, kept, error_feedback=feedback)
+    if compression is None:
+        return GradientExchange(controller, prefix)
+    return compression.exchange(controller, prefix)
 
 
 class CompressionState:

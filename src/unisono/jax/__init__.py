@@ -1,0 +1,23 @@
+"""JAX's collectives between CPU processes, on Unisono.
+
+Import this package before jax:
+
+    import unisono.jax
+    import jax
+
+    unisono.jax.initialize()  # or jax.distributed.initialize(...)
+
+`psum`, `all_gather`, `ppermute` and the others, and the collectives that `jit` inserts, then run on
+Unisono. The wheels of jax are used unchanged: their MPI collectives load `libunisono_mpi.so`.
+"""
+
+from unisono.jax.environment import prepare_environment
+from unisono.jax.initialization import initialize
+from unisono.jax.mpi_library import MpiLibrary
+from unisono.jax.world import World
+
+_WORLD = World()
+_LIBRARY = MpiLibrary(_WORLD.join, _WORLD.refusal)
+prepare_environment(_LIBRARY.path)
+
+__all__ = ["initialize"]
