@@ -82,10 +82,13 @@ def test_jax_imported_first_is_refused():
     assert "jax was imported before unisono.jax" in said
 
 
-def test_other_collectives_are_refused():
-    variable = {"JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo"}
-    said = run("-c", "import unisono.jax", fails=True, **variable)
-    assert "JAX_CPU_COLLECTIVES_IMPLEMENTATION=gloo asks for other collectives" in said
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("JAX_CPU_COLLECTIVES_IMPLEMENTATION", "gloo"), ("MPITRAMPOLINE_LIB", "/opt/mpi.so")],
+)
+def test_other_collectives_are_refused(name: str, value: str):
+    said = run("-c", "import unisono.jax", fails=True, **{name: value})
+    assert f"{name}={value} asks for other collectives" in said
 
 
 def test_a_program_of_one_process_needs_no_group():

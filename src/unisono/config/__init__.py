@@ -26,6 +26,7 @@ from unisono.config.environment import (
     timeline_settings,
     tuned_path,
 )
+from unisono.config.jax_environment import prepare_jax
 from unisono.config.launchers import DERIVED_PORTS, MPI, TCP, TORCH_STORE, LaunchedRank
 from unisono.config.rank_environment import adopt, of_child, own_variables
 
@@ -54,6 +55,7 @@ __all__ = [
     "of_child",
     "override",
     "own_variables",
+    "prepare_jax",
     "replaced_backend",
     "settings",
     "timeline_settings",

@@ -11,13 +11,13 @@ Import this package before jax:
 Unisono. The wheels of jax are used unchanged: their MPI collectives load `libunisono_mpi.so`.
 """
 
-from unisono.jax.environment import prepare_environment
+from unisono import config
 from unisono.jax.initialization import initialize
 from unisono.jax.mpi_library import MpiLibrary
 from unisono.jax.world import World
 
 _WORLD = World()
 _LIBRARY = MpiLibrary(_WORLD.join, _WORLD.refusal)
-prepare_environment(_LIBRARY.path)
+config.prepare_jax(_LIBRARY.path)
 
 __all__ = ["initialize"]
