@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from unisono.parallel.run import own_loss
-from unisono.parallel.run.own_loss import LossWatch
+from unisono.parallel.run.loss import own_loss
+from unisono.parallel.run.loss.own_loss import LossWatch
 
 pytestmark = pytest.mark.torch
 CLASSES = 5

@@ -13,11 +13,11 @@ from torch.nn import functional
 from torch_backend.traced_models import TracedDecoder
 from unisono.parallel import Layout, Precision
 from unisono.parallel.layers import LayoutDropout
-from unisono.parallel.run.all_stages import all_stages
-from unisono.parallel.run.batch_tree import BatchTree
-from unisono.parallel.run.model_call import ModelCall
-from unisono.parallel.run.traced_call import TracedCall
-from unisono.parallel.run.traced_stages import traced_stages
+from unisono.parallel.run.batch.batch_tree import BatchTree
+from unisono.parallel.run.batch.model_call import ModelCall
+from unisono.parallel.run.pipeline.all_stages import all_stages
+from unisono.parallel.run.pipeline.traced_graph import TracedCall
+from unisono.parallel.run.pipeline.traced_stages import traced_stages
 
 pytestmark = pytest.mark.torch
 

@@ -8,16 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import distributed as dist
 from torch import nn
 
 from unisono.parallel.divisible.interfaces import Balanced, has_divisible
 from unisono.parallel.divisible.parameter_block import block_of
-from unisono.parallel.layers import (
-    CrossEntropy,
-    MixtureOfExperts,
-    SelfAttention,
-)
+from unisono.parallel.layers import CrossEntropy, MixtureOfExperts, SelfAttention
 from unisono.parallel.meta_weights import InitialValues, give_memory
 from unisono.parallel.precision import (
     Precision,
@@ -25,46 +22,38 @@ from unisono.parallel.precision import (
     convert_parameters,
     required_precision,
 )
-from unisono.parallel.run.all_stages import all_stages
-from unisono.parallel.run.batch_loss import Loss
-from unisono.parallel.run.blocks_to_cut import blocks_to_cut
-from unisono.parallel.run.built_optimizers import (
+from unisono.parallel.run.batch.divided_activations import check_activations
+from unisono.parallel.run.batch.divided_call import check_divided_calls, make_call
+from unisono.parallel.run.batch.model_call import Call
+from unisono.parallel.run.files.hyperparameters import group_names
+from unisono.parallel.run.files.run_weights import ModelFiles, RunWeights
+from unisono.parallel.run.loss.batch_loss import Loss, LossWeight
+from unisono.parallel.run.loss.own_loss import model_loss
+from unisono.parallel.run.model_checks import (
+    check_dropout,
+    check_lookups,
+    check_loss_parameters,
+    check_means,
+    check_torch,
+)
+from unisono.parallel.run.parallel_run import ParallelRun
+from unisono.parallel.run.parameters.built_optimizers import (
     FormerParameters,
     MakeNamedOptimizer,
     MakeOptimizer,
     build_optimizers,
     check_functions,
+    check_optimizers,
+    merge_parameters,
+    unmerged_parameters,
 )
-from unisono.parallel.run.divided_activations import check_activations
-from unisono.parallel.run.divided_call import check_divided_calls, make_call
-from unisono.parallel.run.elementwise_step import merge_parameters, unmerged_parameters
-from unisono.parallel.run.flat_sets import make_sets, sum_names, sums_overlap
-from unisono.parallel.run.fully_sharded_set import make_fully_sharded_sets, shard_modules
-from unisono.parallel.run.gathered_module import CallOrder, GatheredModule
-from unisono.parallel.run.gradient_hooks import GradientHooks, take_hooks
-from unisono.parallel.run.gradient_sums import GradientSums
-from unisono.parallel.run.hyperparameters import group_names
-from unisono.parallel.run.kept_parameters import KeptParameters
-from unisono.parallel.run.lookup_checks import check_lookups
-from unisono.parallel.run.loss_weight import LossWeight
-from unisono.parallel.run.mean_checks import check_dropout, check_means
-from unisono.parallel.run.model_call import Call
-from unisono.parallel.run.model_stages import stages_of_rank
-from unisono.parallel.run.optimizer_units import check_optimizers
-from unisono.parallel.run.own_loss import model_loss
-from unisono.parallel.run.own_memory import own_memory
-from unisono.parallel.run.parallel_run import ParallelRun
-from unisono.parallel.run.parameter_checks import check_loss_parameters
-from unisono.parallel.run.parameter_sets import Group, HeldParameter, ParameterSet
-from unisono.parallel.run.planned_division import (
-    divide_model,
-    plan_of_all_ranks,
-    planned_precision,
-)
-from unisono.parallel.run.rank_agreement import on_all_ranks, require_equal
-from unisono.parallel.run.run_weights import ModelFiles, RunWeights
-from unisono.parallel.run.step_checks import StepChecks
-from unisono.parallel.run.tied_parameters import (
+from unisono.parallel.run.parameters.flat_sets import make_sets, sum_names, sums_overlap
+from unisono.parallel.run.parameters.fully_sharded_set import make_fully_sharded_sets, shard_modules
+from unisono.parallel.run.parameters.gathered_module import CallOrder, GatheredModule
+from unisono.parallel.run.parameters.gradient_hooks import GradientHooks, take_hooks
+from unisono.parallel.run.parameters.gradient_sums import GradientSums
+from unisono.parallel.run.parameters.parameter_sets import Group, HeldParameter, ParameterSet
+from unisono.parallel.run.parameters.tied_parameters import (
     Tie,
     find_ties,
     first_names,
@@ -73,8 +62,13 @@ from unisono.parallel.run.tied_parameters import (
     tie_again,
     tie_groups,
 )
-from unisono.parallel.run.torch_features import check_torch
-from unisono.parallel.run.torch_schedules import check_count
+from unisono.parallel.run.pipeline.all_stages import all_stages, blocks_to_cut
+from unisono.parallel.run.pipeline.model_stages import stages_of_rank
+from unisono.parallel.run.pipeline.schedules import check_count
+from unisono.parallel.run.planned_division import divide_model, plan_of_all_ranks, planned_precision
+from unisono.parallel.run.rank_agreement import on_all_ranks, require_equal
+from unisono.parallel.run.step.kept_parameters import KeptParameters
+from unisono.parallel.run.step.step_checks import StepChecks
 from unisono.parallel.tensor_plan import ModelPlan, StyleName
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import Layout
@@ -261,8 +255,9 @@ def _share_values(model: nn.Module, precision: Precision) -> InitialValues:
     initial = on_all_ranks(lambda: InitialValues(model))
     initial.require_equal()
     on_all_ranks(lambda: convert_parameters(model, precision))
-    own_memory(model)
     for tensor in [*model.parameters(), *model.buffers()]:
+        if tensor.layout == torch.strided and 0 in tensor.stride():
+            tensor.data = tensor.detach().contiguous()  # elements of `expand` share memory
         if not tensor.is_meta:
             dist.broadcast(tensor.detach(), src=0)
     return initial

@@ -10,30 +10,28 @@ import torch
 from torch import nn
 
 from unisono.parallel.precision import LossScaler, Precision
-from unisono.parallel.run.batch_loss import BatchLoss, Loss
-from unisono.parallel.run.batch_parts import BatchPart, data_parallel_rank
-from unisono.parallel.run.batch_passes import BatchPasses
-from unisono.parallel.run.gathered_module import CallOrder, GatheredModule
-from unisono.parallel.run.gradient_sums import GradientSums
-from unisono.parallel.run.loss_state import LossState
-from unisono.parallel.run.loss_weight import LossWeight
-from unisono.parallel.run.model_call import ModelCall
-from unisono.parallel.run.optimizers import Optimizers
-from unisono.parallel.run.parameter_sets import HeldParameter, ParameterSet
-from unisono.parallel.run.parameter_uses import ParameterUses
-from unisono.parallel.run.pass_context import PassContext
-from unisono.parallel.run.run_checkpoints import RunCheckpoints
+from unisono.parallel.run.batch.batch_parts import BatchPart, data_parallel_rank
+from unisono.parallel.run.batch.model_call import ModelCall
+from unisono.parallel.run.batch.step_batches import NO_TARGETS, StepBatches
+from unisono.parallel.run.figures.run_report import RunReport
+from unisono.parallel.run.figures.step_figures import StepFigures
+from unisono.parallel.run.files.run_checkpoints import RunCheckpoints
+from unisono.parallel.run.files.run_files import RunFiles
+from unisono.parallel.run.files.run_weights import RunWeights
+from unisono.parallel.run.loss.batch_loss import BatchLoss, Loss, LossWeight
+from unisono.parallel.run.loss.loss_state import LossState
+from unisono.parallel.run.parameters.gathered_module import CallOrder, GatheredModule
+from unisono.parallel.run.parameters.gradient_sums import GradientSums
+from unisono.parallel.run.parameters.optimizers import Optimizers
+from unisono.parallel.run.parameters.parameter_sets import HeldParameter, ParameterSet
 from unisono.parallel.run.run_end import RunEnd
-from unisono.parallel.run.run_files import RunFiles
-from unisono.parallel.run.run_report import RunReport
-from unisono.parallel.run.run_weights import RunWeights
-from unisono.parallel.run.step_agreement import StepAgreement
-from unisono.parallel.run.step_batches import NO_TARGETS, StepBatches
-from unisono.parallel.run.step_checks import StepChecks
-from unisono.parallel.run.step_end import StepEnd
-from unisono.parallel.run.step_failure import StepFailure
-from unisono.parallel.run.step_figures import StepFigures
-from unisono.parallel.run.unchanged_modules import unchanged
+from unisono.parallel.run.step.batch_passes import BatchPasses
+from unisono.parallel.run.step.pass_context import PassContext
+from unisono.parallel.run.step.step_agreement import StepAgreement
+from unisono.parallel.run.step.step_checks import StepChecks
+from unisono.parallel.run.step.step_end import ParameterUses, StepEnd
+from unisono.parallel.run.step.step_errors import StepFailure
+from unisono.parallel.run.step.written_buffers import unchanged
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.pipeline import PipelineSchedule, TaskGroup, TaskRun
 

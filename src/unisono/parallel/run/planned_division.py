@@ -12,9 +12,9 @@ from unisono.parallel.divisible.parameter_block import block_of
 from unisono.parallel.expert_stacks import DividedExperts
 from unisono.parallel.layers import CrossEntropy, LogitHead, pair_linears, undivided_linear
 from unisono.parallel.precision import Precision
-from unisono.parallel.run.batch_loss import Loss
-from unisono.parallel.run.divided_activations import last_head, sum_gradients_over_positions
-from unisono.parallel.run.parameter_checks import check_parameters
+from unisono.parallel.run.batch.divided_activations import last_head, sum_gradients_over_positions
+from unisono.parallel.run.loss.batch_loss import Loss
+from unisono.parallel.run.model_checks import check_parameters
 from unisono.parallel.run.rank_agreement import on_all_ranks
 from unisono.parallel.tensor_plan import ModelPlan, StyleName, plan
 from unisono.parallel.training_mesh import TrainingMesh
