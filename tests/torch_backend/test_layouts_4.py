@@ -25,7 +25,7 @@ from torch_backend.layout_training import (
 )
 from unisono import topology
 from unisono.parallel import CrossEntropy, Layout, TransformerModel, parallelize
-from unisono.parallel.run import flat_sets
+from unisono.parallel.run.parameters import flat_sets
 from unisono.parallel.run.pipeline.stage_messages import HEADER_BYTES
 from unisono.pipeline import simulate_pipeline
 

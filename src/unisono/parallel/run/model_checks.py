@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -66,88 +69,69 @@ def check_loss_parameters(loss: object) -> None:
 
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+SCALED_BY_COUNTS = (
+    "with scale_grad_by_freq divides gradients by the counts of rows in one rank's microbatch, so "
+    "training would depend on the layout; expected scale_grad_by_freq = False; one rank with one "
+    "microbatch works"
+)
 
 
-def check_means(model: nn.Module, *, parts: int) -> None:
-    """Raises `ValueError` for batch norms in training mode, whose statistics differ between one
-    process and `parts` parts of a batch.
-    """
-    for name, module in model.named_modules():
-        if parts > 1 and module.training and isinstance(module, _BATCH_NORMS):
-            raise ValueError(
-                f"{name}: {type(module).__name__} averages over the samples of one rank and one "
-                "microbatch, so training would depend on the layout; expected GroupNorm or "
-                "LayerNorm, or a batch norm in eval mode"
-            )
-
-
-def check_dropout(model: nn.Module, *, tp: int) -> None:
-    """Raises `ValueError` for modules that draw random numbers from the generator of each rank, if
-    `tp` ranks compute them for the same samples.
-    """
-    for name, module in model.named_modules():
-        if tp > 1 and _draws(module):
-            raise ValueError(
-                f"{name}: {type(module).__name__} draws another mask on each rank of tp, so the "
-                "weights of these ranks would differ; expected parallel.layers.LayoutDropout or "
-                "a probability of 0; tp = 1 works"
-            )
-        name_of_rate = _own_rate(module) if tp > 1 and module.training else None
-        if name_of_rate is not None:
-            raise ValueError(
-                f"{name or 'the model'}: {type(module).__name__}.{name_of_rate} is a probability "
-                "of dropout, whose masks would differ between the ranks of tp; expected a "
-                "probability of 0; tp = 1 works"
-            )
-
-
-def _own_rate(module: nn.Module) -> str | None:
-    """Returns the name of a number of a module that is a probability of dropout, which its forward
-    pass may give to a function; None without one. Modules of torch are checked by their types, and
-    `LayoutDropout` draws the same masks on all ranks."""
-    if isinstance(module, LayoutDropout) or type(module).__module__.startswith("torch."):
-        return None
-    rates = (
-        name
-        for name, value in vars(module).items()
-        if "drop" in name and isinstance(value, float) and value > 0
+def sparse_gradients(zero: int) -> str:
+    """Returns the fault of a lookup with sparse gradients, which have the rows of one pass. Without
+    ZeRO-2 and ZeRO-3, they are added to whole gradients."""
+    return (
+        f"with sparse = True has gradients that zero = {zero} cannot divide; expected sparse = "
+        "False; zero = 1 works"
     )
-    return next(rates, None)
 
 
-def _draws(module: nn.Module) -> bool:
-    if isinstance(module, nn.MultiheadAttention | nn.RNNBase):
-        return module.dropout > 0
-    return isinstance(module, nn.RReLU) or drop_probability(module) > 0
-
-
-def check_lookups(model: nn.Module, *, parts: int, zero: int) -> None:
-    """Raises `ValueError` for tables whose lookups of `parts` parts of a batch differ from one
-    lookup of the whole batch.
-
-    `max_norm` changes the rows that a pass looks up, and `scale_grad_by_freq` divides gradients by
-    the number of times that a row occurs in a pass. Sparse gradients have the rows of one pass;
-    without ZeRO-2 and ZeRO-3 they are added to whole gradients.
-    """
+def check_modules(model: nn.Module, *, parts: int, zero: int, tp: int = 1) -> None:
+    """Raises `ValueError` for modules whose training on `parts` parts of a batch, or on `tp` ranks
+    with the same samples, differs from that of one process."""
     for name, module in model.named_modules():
-        if not isinstance(module, nn.Embedding | nn.EmbeddingBag):
-            continue
-        what = f"{name}: {type(module).__name__}" if name else type(module).__name__
+        of_tp = _faults_of_tp(module) if tp > 1 else ()
+        for fault in (*_faults_of_parts(module, parts, zero), *of_tp):
+            what = type(module).__name__ + fault
+            raise ValueError(f"{name}: {what}" if name else what)
+
+
+def _faults_of_parts(module: nn.Module, parts: int, zero: int) -> Iterator[str]:
+    if parts > 1 and module.training and isinstance(module, _BATCH_NORMS):
+        yield (
+            " averages over the samples of one rank and one microbatch, so training would depend "
+            "on the layout; expected GroupNorm or LayerNorm, or a batch norm in eval mode"
+        )
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag):
         if module.max_norm is not None and (parts > 1 or zero >= 2):
-            raise ValueError(
-                f"{what} with max_norm = {module.max_norm} changes the rows that one rank and one "
+            yield (
+                f" with max_norm = {module.max_norm} changes the rows that one rank and one "
                 "microbatch look up, so training would depend on the layout; expected max_norm = "
                 "None, and rows that the program clips between steps; one rank with one microbatch "
                 "works"
             )
         if module.scale_grad_by_freq and parts > 1:
-            raise ValueError(
-                f"{what} with scale_grad_by_freq divides gradients by the counts of rows in one "
-                "rank's microbatch, so training would depend on the layout; expected "
-                "scale_grad_by_freq = False; one rank with one microbatch works"
-            )
+            yield f" {SCALED_BY_COUNTS}"
         if module.sparse and zero >= 2:
-            raise ValueError(
-                f"{what} with sparse = True has gradients that zero = {zero} cannot divide; "
-                "expected sparse = False; zero = 1 works"
+            yield f" {sparse_gradients(zero)}"
+
+
+def _faults_of_tp(module: nn.Module) -> Iterator[str]:
+    """Yields a fault of a module that draws random numbers from the generator of each rank.
+
+    `LayoutDropout` draws the same masks on all ranks. A number of another module that is not
+    torch's may be a probability of dropout, which its forward pass gives to a function.
+    """
+    recurrent = isinstance(module, nn.MultiheadAttention | nn.RNNBase)
+    rate: Any = module.dropout if recurrent else drop_probability(module)
+    if isinstance(module, nn.RReLU) or rate > 0:
+        yield (
+            " draws another mask on each rank of tp, so the weights of these ranks would differ; "
+            "expected parallel.layers.LayoutDropout or a probability of 0; tp = 1 works"
+        )
+    is_known = isinstance(module, LayoutDropout) or type(module).__module__.startswith("torch.")
+    for name, value in vars(module).items() if module.training and not is_known else ():
+        if "drop" in name and isinstance(value, float) and value > 0:
+            yield (
+                f".{name} is a probability of dropout, whose masks would differ between the ranks "
+                "of tp; expected a probability of 0; tp = 1 works"
             )

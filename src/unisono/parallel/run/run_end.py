@@ -38,33 +38,22 @@ _WAIT_S = 1.0
 
 
 def lost_rank_error(error: BaseException) -> PeerLostError | None:
-    """Returns an error that names a lost rank by its number in torch's default group.
+    """Returns an error that names a lost rank by its number in torch's default group; None if
+    `error` has another cause.
 
-    Returns None if `error` has another cause. An error of an axis's group has the rank's number in
-    that group, and torch's pipelines wrap this error in their own error.
+    An error of an axis's group has the rank's number in that group, and torch's pipelines wrap this
+    error in their own error. The default group fails at its next use if it contains the lost rank.
+    It still works if the rank only left the group of an axis.
     """
-    for found in with_causes(error):
-        if isinstance(found, PeerLostError):
-            return _of_default_group() or found
-    return None
-
-
-def _of_default_group() -> PeerLostError | None:
-    """Returns the default group's error about a lost rank; None if the default group still works.
-
-    The default group fails at its next use if it contains the lost rank. It still works if the rank
-    only left the group of an axis.
-    """
-    group = dist.group.WORLD
-    comm = communicator_of(group) if group is not None else None
-    if comm is None:
-        return None
+    found = next((each for each in with_causes(error) if isinstance(each, PeerLostError)), None)
+    comm = None if found is None else communicator_of(dist.group.WORLD)
     with contextlib.suppress(UnisonoError, TimeoutError):
         try:
-            comm.barrier(async_op=True).wait(_WAIT_S)
-        except PeerLostError as found:
-            return found
-    return None
+            if comm is not None:
+                comm.barrier(async_op=True).wait(_WAIT_S)
+        except PeerLostError as own:
+            return own
+    return found
 
 
 _SPLIT = "mixed torch.Tensor and DTensor"  # in the message of torch's error
@@ -90,19 +79,14 @@ def divided_use_error(error: BaseException, layout: Layout) -> ValueError | None
                 " y instead of x += y); zero = 1 works"
             )
         if isinstance(found, MismatchError):
-            is_gathered = layout.zero >= 2 or layout.ep > 1
+            if layout.zero >= 2 or layout.ep > 1:
+                return ValueError(different_calls(layout))
             return ValueError(
-                different_calls(layout) if is_gathered else _different_exchanges(found)
+                f"the ranks exchanged different activations in this step ({found}); pass the same "
+                "whole batch on every rank, call the same modules on all ranks in the same order, "
+                "and do not go on after an exception that only one rank caught"
             )
     return None
-
-
-def _different_exchanges(error: MismatchError) -> str:
-    return (
-        f"the ranks exchanged different activations in this step ({error}); pass the same whole "
-        "batch on every rank, call the same modules on all ranks in the same order, and do not go "
-        "on after an exception that only one rank caught"
-    )
 
 
 def different_calls(layout: Layout) -> str:

@@ -9,28 +9,10 @@ from typing import Any
 import torch
 
 from unisono.parallel.context import zigzag_part
-from unisono.parallel.divisible.interfaces import MicrobatchPart
 from unisono.parallel.positions import sequence_length
 from unisono.parallel.run.batch.batch_tree import BatchTree
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import Layout
-
-
-def first_microbatch(
-    example: Any, layout: Layout, *, microbatches: int, is_local: bool
-) -> BatchTree:
-    """Returns the first microbatch of an example. Raises `ValueError` if it cannot be divided."""
-    batch = BatchTree.of(example)
-    dp = 1 if is_local else layout.dp
-    parts = microbatches * dp
-    if batch.samples == 0 or batch.samples % parts:
-        raise ValueError(
-            f"example: expected a multiple of microbatches x dp = {microbatches} x {dp} = {parts} "
-            f"samples, got {batch.samples}"
-        )
-    first = batch.with_tensors([each[: batch.samples // parts] for each in batch.tensors])
-    return BatchTree.of(first)
-
 
 Span = tuple[int, int]
 """The first element and the number of elements."""
@@ -65,29 +47,10 @@ class BatchPart:
     """The microbatches of one rank."""
 
     microbatches: tuple[Microbatch, ...]
-    is_pair: bool
-    """True for inputs and targets, False for a batch of any nesting."""
     samples: int
     """Number of samples of the whole batch."""
     sequence: int
     """Number of positions of a sample's inputs on this rank; 0 without positions."""
-
-    def parts(self, *, item_bytes: int, wide_bytes: int) -> tuple[MicrobatchPart, ...]:
-        """Returns the inputs and the size of this rank's part of each microbatch.
-
-        `item_bytes`, `wide_bytes`: the bytes of elements; see `MicrobatchPart`.
-        """
-        return tuple(
-            MicrobatchPart(
-                inputs=each.inputs,
-                samples=each.passed,
-                tokens=each.passed * each.positions,
-                whole_samples=each.samples,
-                item_bytes=item_bytes,
-                wide_bytes=wide_bytes,
-            )
-            for each in self.microbatches
-        )
 
 
 def divide_batch(
@@ -114,17 +77,14 @@ def divide_batch(
     _check_sizes(batch, layout, microbatches, is_local=counts is not None)
     whole = batch.samples if counts is None else sum(counts)
     before = 0 if counts is None else sum(counts[:place])
-    if counts is None:
-        own, every = _spans_of_whole(batch.samples, microbatches, place, layout.dp)
-    else:
-        own, every = _spans_of_parts(batch.samples, microbatches, counts)
+    own, every = _spans(batch.samples, microbatches, place, layout.dp, counts)
     if keeps_sequences:
         tensors: Sequence[torch.Tensor] = batch.tensors
         divided_length(tensors[:1] if is_pair else tensors, mesh)
         targets_of = _own_positions(batch, mesh) if needs_targets else tensors
     else:
         targets_of = tensors = batch.tensors if layout.cp == 1 else _own_positions(batch, mesh)
-    found, positions = [], _positions(targets_of[-1] if is_pair else targets_of[0])
+    found, positions = [], targets_of[-1 if is_pair else 0].shape[1:].numel()
     for (first, count), samples in zip(own, every, strict=True):
         parts = [_rows(each, first, count) for each in tensors]
         others = parts
@@ -150,38 +110,29 @@ def divide_batch(
     first_tensor = targets_of[0]
     return BatchPart(
         microbatches=tuple(found),
-        is_pair=is_pair,
         samples=whole,
         sequence=first_tensor.shape[1] if first_tensor.dim() > 1 else 0,
     )
 
 
-def _spans_of_whole(
-    samples: int, microbatches: int, place: int, dp: int
+def _spans(
+    samples: int, microbatches: int, place: int, dp: int, counts: Sequence[int] | None
 ) -> tuple[list[Span], list[int]]:
     """Returns the samples of this rank in each microbatch, and the samples of each microbatch.
 
-    Each rank has the whole batch; this rank's number along `dp` is `place`.
+    Each rank has the whole batch, or a part of `counts` samples for each rank of `dp`. This rank's
+    number along `dp` is `place`.
     """
-    whole = [_even_part(samples, number, microbatches) for number in range(microbatches)]
-    every = [count for _, count in whole]
-    if dp == 1:
-        return whole, every
-    parts = [_even_part(count, place, dp) for count in every]
-    pairs = zip(whole, parts, strict=True)
-    return [(first + begin, size) for (first, _), (begin, size) in pairs], every
-
-
-def _spans_of_parts(
-    samples: int, microbatches: int, counts: Sequence[int]
-) -> tuple[list[Span], list[int]]:
-    """Returns what `_spans_of_whole` does, if each rank of `dp` has a part of `counts` samples."""
-    own = [_even_part(samples, number, microbatches) for number in range(microbatches)]
-    every = [
-        sum(_even_part(count, number, microbatches)[1] for count in counts)
-        for number in range(microbatches)
-    ]
-    return own, every
+    numbers = range(microbatches)
+    own = [_even_part(samples, number, microbatches) for number in numbers]
+    if counts is not None:
+        parts = [
+            [_even_part(each, number, microbatches)[1] for each in counts] for number in numbers
+        ]
+        return own, [*map(sum, parts)]
+    inside = [_even_part(count, place, dp) for _, count in own]
+    pairs = zip(own, inside, strict=True)
+    return [(first + begin, size) for (first, _), (begin, size) in pairs], [c for _, c in own]
 
 
 def data_parallel_rank(mesh: TrainingMesh) -> int:
@@ -195,10 +146,6 @@ def _rows(x: torch.Tensor, first: int, count: int) -> torch.Tensor:
     if count:
         return x[first : first + count]
     return x[:1] if len(x) else x.new_zeros(1, *x.shape[1:])
-
-
-def _positions(x: torch.Tensor) -> int:
-    return x.shape[1:].numel()
 
 
 def _check_sizes(batch: BatchTree, layout: Layout, microbatches: int, *, is_local: bool) -> None:

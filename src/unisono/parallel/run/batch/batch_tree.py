@@ -80,6 +80,45 @@ class BatchTree:
         )
 
 
+class _Place:
+    """The place of a tensor in a list. No dataclass, whose fields would be replaced."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The nested values around tensors, as a message without tensors has them."""
+
+    value: Any
+
+    @classmethod
+    def of(
+        cls, value: Any, other: Callable[[Any], Any] = lambda leaf: leaf
+    ) -> tuple[Frame, list[torch.Tensor]]:
+        """Returns what is around the tensors of nested values, and the tensors.
+
+        `other`: returns what takes the place of a leaf that is no tensor.
+        """
+        tensors: list[torch.Tensor] = []
+
+        def taken(_: str, leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor):
+                return other(leaf)
+            tensors.append(leaf)
+            return _Place(len(tensors) - 1)
+
+        return cls(replace_leaves(value, taken)), tensors
+
+    def filled(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """Returns the nested values with these tensors."""
+        return replace_leaves(
+            self.value,
+            lambda _, leaf: tensors[leaf.number] if isinstance(leaf, _Place) else leaf,
+        )
+
+
 def replace_leaves(value: Any, replace: Callable[[str, Any], Any], name: str = "") -> Any:
     """Returns a copy of nested mappings, dataclasses, tuples and lists with other leaves.
 
@@ -102,6 +141,14 @@ def replace_leaves(value: Any, replace: Callable[[str, Any], Any], name: str = "
             object.__setattr__(changed, key, replace_leaves(each, replace, _join(name, key)))
         return changed
     return replace(name, value)
+
+
+def copied(batch: Any) -> Any:
+    """Returns a batch whose tensors are copies, because modules may change inputs in place, and
+    microbatches share memory."""
+    return replace_leaves(
+        batch, lambda _, leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
+    )
 
 
 def fields_of(value: Any) -> dict[str, Any]:

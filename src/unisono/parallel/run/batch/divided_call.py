@@ -22,28 +22,12 @@ from unisono.parallel.positions import (
 )
 from unisono.parallel.run.batch.batch_parts import divided_length
 from unisono.parallel.run.batch.batch_tree import replace_leaves, tensors_in
-from unisono.parallel.run.batch.divided_activations import modules_of_positions
 from unisono.parallel.run.batch.model_call import Call, ModelCall
-from unisono.parallel.run.pipeline.block_stages import BlockStage
+from unisono.parallel.run.divided_activations import modules_of_positions
+from unisono.parallel.run.pipeline.model_stages import arrived_at
 from unisono.parallel.training_mesh import TrainingMesh
-from unisono.planner import Layout
 
 _CACHE = "use_cache"
-
-
-def check_divided_calls(
-    model: nn.Module, layout: Layout, *, is_own_loss: bool, has_weight: bool
-) -> None:
-    """Raises `ValueError` for what does not go together with divided calls of this model.
-
-    `is_own_loss`: the loss is that of the model. `has_weight`: the program states its weight.
-    """
-    if _divides_calls(model, layout) and is_own_loss and has_weight:
-        raise ValueError(
-            f"cp = {layout.cp} divides the positions of a sequence, which the model's own loss may "
-            "shift, so weight= could not count the labels of a part; model_loss without weight= "
-            "works, which finds them"
-        )
 
 
 def make_call(
@@ -53,14 +37,9 @@ def make_call(
 
     `owns_loss`: the loss that the model computes is that of the run.
     """
-    if _divides_calls(model, mesh.layout):
+    if mesh.layout.cp > 1 and not has_divisible(model):  # its modules know nothing of cp
         return DividedCall(model, call, mesh, owns_loss=owns_loss)
     return ModelCall(model, call)
-
-
-def _divides_calls(model: nn.Module, layout: Layout) -> bool:
-    """Returns True if `cp` divides the calls of a model whose modules know nothing of it."""
-    return layout.cp > 1 and not has_divisible(model)
 
 
 class DividedCall(ModelCall):
@@ -95,11 +74,6 @@ class DividedCall(ModelCall):
         """Returns the output for this rank's positions of a batch."""
         with self._watching(model, batch) as watch:
             return super().__call__(model, self._divided(batch, watch))
-
-    def with_inputs(self, model: nn.Module, inputs: Any) -> Any:
-        """Returns the output for this rank's positions of the inputs of `step(inputs, targets)`."""
-        with self._watching(model, inputs) as watch:
-            return super().with_inputs(model, self._divided(inputs, watch))
 
     def on_example(self, model: nn.Module, value: Any) -> Any:
         """Returns the output for this rank's positions of an example.
@@ -145,8 +119,7 @@ class DividedCall(ModelCall):
         self._watch = watch = DividedPositions(
             part, self._attention, model, owns_loss=self._owns_loss, placed=self._placed
         )
-        if isinstance(model, BlockStage):
-            watch.note(tensors_in(model.arrived))
+        watch.note(tensors_in(arrived_at(model)))
         self._is_watching = True
         try:
             with watch:

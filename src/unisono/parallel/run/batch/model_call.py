@@ -56,23 +56,18 @@ class ModelCall:
         """The place of each argument without a default; infinite for one that has only a name."""
 
     def __call__(self, model: nn.Module, batch: Any) -> Any:
-        """Returns the output of the model, or of a stage of its pipeline."""
+        """Returns the output of the model, or of a stage of its pipeline, for a batch or for the
+        inputs of `step(inputs, targets)`."""
         if self.own is not None:
-            return self._of_own(self.own, model, batch)
+            if isinstance(model, BlockStage):
+                return model.called_by(self.own, batch)
+            return self.own(model, batch)
         arguments, keywords = self._arguments(batch)
         return model(*arguments, **keywords)
 
-    def with_inputs(self, model: nn.Module, inputs: Any) -> Any:
-        """Returns the output for the inputs of `step(inputs, targets)`."""
-        return model(inputs) if self.own is None else self._of_own(self.own, model, inputs)
-
-    def _of_own(self, own: Call, model: nn.Module, batch: Any) -> Any:
-        return model.called_by(own, batch) if isinstance(model, BlockStage) else own(model, batch)
-
     def on_example(self, model: nn.Module, value: Any) -> Any:
-        """Returns the output for an example: the inputs of `step(inputs, targets)`, which are a
-        tensor, or a batch."""
-        return (self.with_inputs if isinstance(value, torch.Tensor) else self)(model, value)
+        """Returns the output for an example of a batch."""
+        return self(model, value)
 
     def resume(self, stage: nn.Module, arrived: Any, inputs: Any) -> Any:
         """Returns the result of a later stage of a sequence of modules.
@@ -128,6 +123,8 @@ class ModelCall:
 
     def _arguments(self, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Returns positional and keyword arguments."""
+        if isinstance(batch, torch.Tensor):
+            return (batch,), {}
         named = batch if isinstance(batch, Mapping) else fields_of(batch)
         taken = {key: each for key, each in named.items() if key in self._names}
         if self._takes_any_name and (taken or not self._count):

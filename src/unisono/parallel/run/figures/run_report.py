@@ -11,9 +11,10 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from unisono.division import part_of
+from unisono.parallel.run.divided_model import DividedModel
 from unisono.parallel.run.parameters.fully_sharded_set import split_dim
-from unisono.parallel.run.parameters.optimizers import Optimizers
-from unisono.parallel.run.parameters.parameter_sets import HeldParameter, ParameterSet, shard_name
+from unisono.parallel.run.parameters.optimizers import AVERAGE
+from unisono.parallel.run.parameters.parameter_sets import HeldParameter, shard_name
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import Layout, state_bytes
 
@@ -64,65 +65,53 @@ class RunReport:
     predicted: PredictedFigures
 
 
-def memory_by_kind(
-    sets: Sequence[ParameterSet],
-    frozen: Sequence[HeldParameter],
-    optimizers: Optimizers,
-) -> dict[str, int]:
+def memory_by_kind(model: DividedModel) -> dict[str, int]:
     """Returns the bytes of this rank's weights, gradients and optimizer states.
 
     The gradients are those that are still in memory at the end of a step.
     """
-    values = [held.values for each in sets for held in each.held]
+    values = [held.values for held in model.trained]
     states = [
         state
-        for each in optimizers.each
+        for each in model.optimizers.each
         for entry in each.state.values()
         for state in entry.values()
         if isinstance(state, torch.Tensor) and state.dim() > 0
     ]
     gradients = [each.grad for each in values if each.grad is not None]
     return {
-        "weights": _storage_bytes([*values, *(held.values for held in frozen)]),
+        "weights": _storage_bytes([*values, *(held.values for held in model.frozen)]),
         "gradients": _storage_bytes(gradients),
         "optimizer": _storage_bytes(states),
     }
 
 
-def predicted_memory(
-    sets: Sequence[ParameterSet],
-    frozen: Sequence[HeldParameter],
-    mesh: TrainingMesh,
-    optimizers: Optimizers,
-    groups: Sequence[Sequence[str]],
-) -> dict[str, float]:
+def predicted_memory(model: DividedModel) -> dict[str, float]:
     """Returns the bytes of this rank's weights, gradients and optimizer states, from closed forms.
-
-    `groups`: the names of the parameters of each group of the optimizers.
 
     Rajbhandari et al., "ZeRO", 2020, table 1. The parameters are those that tensor, pipeline and
     expert parallelism and the placement of embedding tables leave on this rank, and `fully_shard`.
     The bytes are those at the end of a step, when ZeRO-2 keeps no more weights than ZeRO-3.
     """
     # `_elements` counts what ZeRO-2 and 3 leave, so no further division follows
+    mesh, every = model.mesh, model.optimizers
     stage = mesh.layout.zero if mesh.layout.zero < 2 else 0
-    pairs = [
-        (optimizer, group) for optimizer in optimizers.each for group in optimizer.param_groups
-    ]
+    pairs = [(optimizer, group) for optimizer in every.each for group in optimizer.param_groups]
     states_of = {
-        name: states_per_element(optimizer, group) + optimizers.has_average(optimizer)
-        for (optimizer, group), names in zip(pairs, groups, strict=True)
+        name: states_per_element(optimizer, group)
+        + any(AVERAGE in states for states in optimizer.state.values())
+        for (optimizer, group), names in zip(pairs, model.groups, strict=True)
         for name in names
     }
     found = dict.fromkeys(("weights", "gradients", "optimizer"), 0.0)
-    for held in (held for each in sets for held in each.held):
+    for held in model.trained:
         shards = len(mesh.ranks(shard_name(held.block)))
         states = state_bytes(_elements(held, mesh), zero=stage, shards=shards, precision="fp32")
         share = states_of.get(held.name, 0) / _ADAM_STATES
         for kind, count in states._asdict().items():
             kept = share if kind == "optimizer" else 1
             found[kind] += kept * count * held.values.element_size() / _FLOAT32_BYTES
-    for held in frozen:
+    for held in model.frozen:
         found["weights"] += _elements(held, mesh) * held.values.element_size()
     return found
 
@@ -164,13 +153,11 @@ def _storage_bytes(tensors: Sequence[torch.Tensor]) -> int:
     return sum(each.numel() * each.element_size() for each in local)
 
 
-def measured_bubble(busy: Sequence[float], spans: Sequence[tuple[float, float]]) -> float:
-    """Returns the fraction of the time in which a rank does not compute, averaged over ranks.
-
-    `spans`: beginning of the first pass and end of the last pass of each rank, by the same clock.
-    """
-    makespan = max(end for _, end in spans) - min(begin for begin, _ in spans)
-    return 1 - sum(busy) / len(busy) / makespan if makespan > 0 else 0.0
+def _bubble(pipeline: Sequence[Mapping[str, Any]]) -> float:
+    """Returns the fraction of the time in which a rank does not compute, averaged over ranks."""
+    begins, ends = zip(*(each["span"] for each in pipeline), strict=True)  # by the same clock
+    makespan, busy_s = max(ends) - min(begins), sum(each["busy_s"] for each in pipeline)
+    return 1 - busy_s / len(pipeline) / makespan if makespan > 0 else 0.0
 
 
 def make_report(layout: Layout, figures: Sequence[Mapping[str, Any]]) -> RunReport:
@@ -178,10 +165,6 @@ def make_report(layout: Layout, figures: Sequence[Mapping[str, Any]]) -> RunRepo
     pipelines: dict[tuple[int, ...], list[Mapping[str, Any]]] = {}
     for each in figures:
         pipelines.setdefault(each["pipeline"], []).append(each)
-    bubbles = [
-        measured_bubble([each["busy_s"] for each in group], [each["span"] for each in group])
-        for group in pipelines.values()
-    ]
     return RunReport(
         layout=layout,
         steps=figures[0]["steps"],
@@ -192,7 +175,7 @@ def make_report(layout: Layout, figures: Sequence[Mapping[str, Any]]) -> RunRepo
         exposed_s=tuple(each["exchanged_s"][0] for each in figures),
         hidden_s=tuple(each["exchanged_s"][1] for each in figures),
         placement=figures[0]["placement"],
-        bubble=sum(bubbles) / len(bubbles),
+        bubble=sum(map(_bubble, pipelines.values())) / len(pipelines),
         predicted=PredictedFigures(
             bytes_sent=_by_name([each["predicted_bytes"] for each in figures]),
             memory=_by_name([each["predicted_memory"] for each in figures]),

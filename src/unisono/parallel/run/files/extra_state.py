@@ -8,8 +8,7 @@ samples is saved for each data-parallel rank, any other one for each rank.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -29,8 +28,7 @@ _KEY = "values"
 By = Literal["all", "dp", "rank"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExtraValues:
+class ExtraValues(NamedTuple):
     """The values of a program that this rank writes, and facts that are equal on all ranks."""
 
     values: Mapping[str, bytes]
@@ -38,15 +36,14 @@ class ExtraValues:
     """For JSON."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Found:
+class _Found(NamedTuple):
     """Facts about the values of a rank, which all ranks know."""
 
     problem: str
     dp_rank: int
     digests: Mapping[str, str | None]
     """None for a value that is None."""
-    parts: frozenset[str]
+    parts: set[str]
     """The names of values with parts of tensors."""
 
 
@@ -64,16 +61,10 @@ class ExtraState:
         """
         own: dict[str, StoredValue] = {}
         problem = problem or _attempt(lambda: own.update(_stored(extra)))
-        found: list[_Found] = self._mesh.of_all_ranks(
-            _Found(
-                problem=problem,
-                dp_rank=data_parallel_rank(self._mesh),
-                digests={
-                    name: None if extra[name] is None else each.digest for name, each in own.items()
-                },
-                parts=frozenset(name for name, each in own.items() if each.is_part),
-            )
-        )
+        digests = {n: None if extra[n] is None else each.digest for n, each in own.items()}
+        parts = {name for name, each in own.items() if each.is_part}
+        facts = _Found(problem, data_parallel_rank(self._mesh), digests, parts)
+        found: list[_Found] = self._mesh.of_all_ranks(facts)
         raise_first([each.problem for each in found])
         by = {name: _by(name, found) for name in dict.fromkeys(n for f in found for n in f.digests)}
         kept = {

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import distributed as dist
 
 from unisono.parallel.run.parameters.optimizers import Optimizers
 from unisono.parallel.run.parameters.parameter_sets import HeldParameter
+from unisono.parallel.run.rank_agreement import of_all_ranks
 
 Names = Sequence[Sequence[str]]
 """The names of the parameters of each group."""
@@ -45,10 +45,8 @@ def save_groups(optimizers: Optimizers, names: Names) -> list[dict[str, Any]]:
 
 def merged_names(own: Sequence[tuple[str, Sequence[str]]]) -> dict[str, list[str]]:
     """Returns the names that the ranks have under each key, each name once. Collective."""
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, own)
     merged: dict[str, dict[str, None]] = {}
-    for key, names in (each for rank in found for each in rank):
+    for key, names in (each for rank in of_all_ranks(own) for each in rank):
         merged.setdefault(key, {}).update(dict.fromkeys(names))
     return {key: list(names) for key, names in merged.items()}
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from torch import distributed as dist
-from torch import nn
 
 from unisono.parallel.checkpoint import (
     BlockCheckpoint,
@@ -22,9 +21,9 @@ from unisono.parallel.checkpoint import (
     staged_blocks,
 )
 from unisono.parallel.precision import LossScaler, Precision
+from unisono.parallel.run.divided_model import DividedModel
 from unisono.parallel.run.files.extra_state import ExtraState
 from unisono.parallel.run.files.hyperparameters import (
-    Names,
     fitting_values,
     merged_names,
     save_groups,
@@ -41,8 +40,6 @@ from unisono.parallel.run.files.run_state import (
     weight_blocks,
 )
 from unisono.parallel.run.loss.loss_state import LossState
-from unisono.parallel.run.parameters.optimizers import Optimizers
-from unisono.parallel.run.parameters.parameter_sets import HeldParameter, ParameterSet
 from unisono.parallel.training_mesh import TrainingMesh
 
 
@@ -77,12 +74,9 @@ class AsyncSaves:
         """
         if self._group is None:  # on all ranks
             return
-        error = None
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.join()
-            error = pending.untold_failure()
-            pending.tell()
+        if self._pending is not None:
+            self._pending.join()
+        error = self._ended()
         problems = self._mesh.of_all_ranks("" if error is None else str(error))
         if error is not None:
             raise error
@@ -91,12 +85,18 @@ class AsyncSaves:
 
     def require_good(self) -> None:
         """Raises the error of a save that has failed, once. Other ranks may not know it yet."""
-        pending = self._pending
-        if pending is not None and pending.done():
-            self._pending = None
-            if (error := pending.untold_failure()) is not None:
-                pending.tell()
+        if self._pending is not None and self._pending.done():
+            error = self._ended()
+            if error is not None:
                 raise error
+
+    def _ended(self) -> RuntimeError | None:
+        """Returns the error of a save that has ended, unless the program knows it."""
+        pending, self._pending = self._pending, None
+        error = None if pending is None else pending.untold_failure()
+        if pending is not None:
+            pending.tell()
+        return error
 
     def note(self, error: BaseException) -> None:
         """Notes an error of a step on all ranks. If it is that of the save, which another rank has
@@ -118,28 +118,15 @@ class AsyncSaves:
 class RunCheckpoints:
     """Saves and loads weights, buffers, optimizer states and hyperparameters of a run."""
 
-    def __init__(
-        self,
-        sets: Sequence[ParameterSet],
-        frozen: Sequence[HeldParameter],
-        modules: Sequence[nn.Module],
-        optimizers: Optimizers,
-        groups: Names,
-        mesh: TrainingMesh,
-        loss: LossState,
-        precision: Precision,
-        scaler: LossScaler,
-    ) -> None:
-        """`groups`: the names of the parameters of each group of the optimizers."""
-        self._converts, self._scaler = precision != Precision(), scaler
-        self._sets, self._frozen, self._modules = sets, frozen, modules
-        self._trained = [held for each in sets for held in each.held]
-        self._optimizers, self._groups, self._mesh = optimizers, groups, mesh
-        self._loss, self._extra = loss, ExtraState(mesh)
-        self.asynchronous = AsyncSaves(mesh)
+    def __init__(self, model: DividedModel, loss: LossState, scaler: LossScaler) -> None:
+        self._converts, self._scaler = model.precision != Precision(), scaler
+        self._model, self._sets, self._trained = model, model.sets, model.trained
+        self._optimizers, self._groups, self._mesh = model.optimizers, model.groups, model.mesh
+        self._loss, self._extra = loss, ExtraState(model.mesh)
+        self.asynchronous = AsyncSaves(model.mesh)
 
     def save(
-        self, folder: Path, steps: int, extra: Mapping[str, Any], *, keep: int, verify: bool
+        self, folder: Path, steps: int, extra: Mapping[str, Any] | None, *, keep: int, verify: bool
     ) -> None:
         """Writes a checkpoint after this number of steps. Collective."""
         self.asynchronous.finish()
@@ -147,7 +134,7 @@ class RunCheckpoints:
         save_blocks(folder, blocks, values=values, extra=facts, keep=keep, verify=verify)
 
     def async_save(
-        self, folder: Path, steps: int, extra: Mapping[str, Any], *, keep: int, verify: bool
+        self, folder: Path, steps: int, extra: Mapping[str, Any] | None, *, keep: int, verify: bool
     ) -> PendingSave:
         """Copies what a checkpoint needs, and starts a thread that writes it. Collective."""
         begin_s = time.perf_counter()
@@ -174,21 +161,21 @@ class RunCheckpoints:
         return pending
 
     def _content(
-        self, steps: int, extra: Mapping[str, Any], keep: int
+        self, steps: int, extra: Mapping[str, Any] | None, keep: int
     ) -> tuple[list[TensorBlock], Mapping[str, bytes], dict[str, Any]]:
         """Returns the blocks and values of this rank, and facts that are equal on all ranks.
         Collective."""
         problem = ""
         if type(keep) is not int or keep < 1:
             problem = f"keep: expected a number of checkpoints, 1 or more, got {keep!r}"
-        given = self._extra.collect(extra, problem)
+        given = self._extra.collect({} if extra is None else extra, problem)
         states = self._state_blocks()
         groups = save_groups(self._optimizers, self._groups)
         facts = {"steps": steps, "groups": groups, "kinds": self._kinds(), **given.facts}
         facts["scaler"] = self._scaler.state()
         return self._model_blocks() + self._loss.written() + states, given.values, facts
 
-    def load(self, folder: Path, extra: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+    def load(self, folder: Path, extra: Mapping[str, Any] | None) -> tuple[int, dict[str, Any]]:
         """Loads the newest checkpoint of a folder; returns its number of steps, and the values that
         `save` received as `extra`. Collective.
 
@@ -201,7 +188,7 @@ class RunCheckpoints:
         try:
             checkpoint.require(self._model_problems(checkpoint))
             checkpoint.require(self._state_problems(checkpoint) + problems)
-            given = self._extra.load(checkpoint, extra)
+            given = self._extra.load(checkpoint, {} if extra is None else extra)
         except Exception:
             for parameter in begun:
                 self._optimizers.forget(parameter)
@@ -217,7 +204,7 @@ class RunCheckpoints:
         return int(checkpoint.extra["steps"]), given
 
     def _model_blocks(self) -> list[TensorBlock]:
-        return model_blocks(self._trained, self._frozen, self._modules, self._mesh)
+        return model_blocks(self._trained, self._model.frozen, self._model.modules, self._mesh)
 
     def _state_blocks(self) -> list[TensorBlock]:
         """Returns the optimizer states of this rank. Collective.

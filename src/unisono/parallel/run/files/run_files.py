@@ -59,8 +59,7 @@ class RunFiles:
         rank that died.
         """
         self._end.require_usable()
-        given = {} if extra is None else extra
-        self._checkpoints.save(Path(folder), self.steps, given, keep=keep, verify=verify)
+        self._checkpoints.save(Path(folder), self.steps, extra, keep=keep, verify=verify)
 
     def async_save(
         self,
@@ -79,9 +78,8 @@ class RunFiles:
         interpreter waits for the thread at its end: until then, torch's default group must exist.
         """
         self._end.require_usable()
-        given = {} if extra is None else extra
         return self._checkpoints.async_save(
-            Path(folder), self.steps, given, keep=keep, verify=verify
+            Path(folder), self.steps, extra, keep=keep, verify=verify
         )
 
     def load(self, folder: Path | str, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -97,8 +95,7 @@ class RunFiles:
         changes; and `PeerLostError` with the number of a rank that died.
         """
         self._end.require_usable()
-        given = {} if extra is None else extra
-        self.steps, found = self._checkpoints.load(Path(folder), given)
+        self.steps, found = self._checkpoints.load(Path(folder), extra)
         self._loaded()
         return found
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, cast
@@ -13,54 +12,37 @@ from torch import nn
 
 from unisono.parallel.run.batch.batch_parts import Microbatch
 from unisono.parallel.run.batch.batch_tree import BatchTree, unused
-from unisono.parallel.run.loss.known_losses import KnownLoss, known_loss
+from unisono.parallel.run.loss.known_losses import KnownLoss, known_loss, widened
 from unisono.parallel.run.loss.loss_calls import called_loss
 from unisono.parallel.run.loss.own_loss import LossWatch, TracedLoss, model_loss
+
+StatedWeight = Callable[[Any, Any], Any]
+"""Returns the weight of a part of a batch from its output and its targets."""
 
 _KINDS = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-class LossWeight:
-    """Calls a function of the batch, or of the output and the batch.
+def stated_weight(function: Callable[..., Any]) -> StatedWeight:
+    """Returns the weight of a part's mean loss by a function of the batch, or of (output, batch).
 
-    >>> LossWeight(lambda batch: len(batch))(None, [1, 2])
+    Raises `ValueError` for a function with another number of arguments.
+
+    >>> stated_weight(lambda batch: len(batch))(None, [1, 2])
     2
-    >>> LossWeight(lambda output, batch: output + len(batch))(3, [1, 2])
+    >>> stated_weight(lambda output, batch: output + len(batch))(3, [1, 2])
     5
     """
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        """Raises `ValueError` for a function with another number of arguments."""
-        if not callable(function):
-            raise ValueError(
-                f"weight: expected a function of the batch, or of (output, batch), got {function!r}"
-            )
-        self._function = function
-        self._takes_output = _needed(function) == 2
-
-    @property
-    def takes_output(self) -> bool:
-        """True for a function of the output and the batch."""
-        return self._takes_output
-
-    def __call__(self, output: Any, batch: Any) -> Any:
-        """Returns the weight of a part: a number, or a tensor of one number."""
-        return self._function(output, batch) if self._takes_output else self._function(batch)
-
-
-def _needed(function: Callable[..., Any]) -> int:
-    """Returns the number of arguments that a function needs."""
+    expected = "weight: expected a function of the batch, or of (output, batch), got"
+    if not callable(function):
+        raise ValueError(f"{expected} {function!r}")
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # a function written in C
-        return 1
+        return lambda _, batch: function(batch)
     needed = [each for each in parameters if each.kind in _KINDS and each.default is each.empty]
     if len(needed) not in (1, 2):
-        raise ValueError(
-            "weight: expected a function of the batch, or of (output, batch), got one that needs "
-            f"{len(needed)} arguments"
-        )
-    return len(needed)
+        raise ValueError(f"{expected} one that needs {len(needed)} arguments")
+    return function if len(needed) == 2 else lambda _, batch: function(batch)
 
 
 Loss = Callable[[Any, Any], Any]
@@ -84,7 +66,7 @@ class BatchLoss:
         *,
         is_balanced: bool,
         cut: int,
-        weight: LossWeight | None,
+        weight: StatedWeight | None,
         stages: Sequence[nn.Module],
     ) -> None:
         """`is_balanced`: the model adds balance losses to its gradients. `cut`: the number of
@@ -131,7 +113,7 @@ class BatchLoss:
         self._known = known if parts > 1 and self._given is None else None
         if self._known is None or self._known.is_sum:
             return 0.0
-        return self._known.weight(batch.tensors[1])
+        return float(self._known.weight(batch.tensors[1]))
 
     def begin(self, *, parts: int, weight: float, elements: float) -> None:
         """Begins a step with a batch that is computed in parts.
@@ -208,8 +190,7 @@ class BatchLoss:
         elif float(weight) == 0:  # the mean over nothing is NaN
             pair = unused(output), 0.0
         else:
-            wide = loss.float() if loss.dtype in (torch.float16, torch.bfloat16) else loss
-            pair = wide * float(weight), weight
+            pair = widened(loss) * float(weight), weight
         return self._add_pair(*self._checked(pair), output)
 
     def _weight_of(self, loss: torch.Tensor, output: Any, part: Microbatch) -> Any:
@@ -225,7 +206,7 @@ class BatchLoss:
             return output.weight
         assert self._watch is not None
         known, targets = self._watch.known(loss)
-        return None if known.is_sum else known.count(targets)
+        return None if known.is_sum else known.weight(targets)
 
     def _checked(self, found: Any) -> tuple[torch.Tensor, float]:
         if not _is_pair(found):
@@ -254,7 +235,7 @@ class BatchLoss:
                 f"{tuple(total.shape)} and type {total.dtype}"
             )
         self.weight += weight
-        total = total.float() if total.dtype in (torch.float16, torch.bfloat16) else total
+        total = widened(total)
         if not total.requires_grad and torch.is_grad_enabled():
             if weight != 0:
                 raise ValueError(
@@ -273,11 +254,6 @@ class BatchLoss:
         if self._parts == 1 or self._known is not None:
             return 1.0
         return self._elements / weight if weight != 0 else 0.0
-
-    def mean(self, total: float, factor: float) -> float:
-        """Returns the loss of the batch from the sum over all ranks: NaN for pairs without weight,
-        as torch's losses without valid targets."""
-        return total * factor if factor != 0 else math.nan
 
 
 def _without_weight(total: torch.Tensor) -> torch.Tensor:

@@ -7,11 +7,11 @@ sums, divided by the sum of the weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -22,60 +22,44 @@ from unisono.torch_backend import has_hooks
 
 Function = Callable[..., torch.Tensor]
 
-_ELEMENTWISE: Mapping[Function, tuple[str, ...]] = MappingProxyType(
-    {
-        functional.mse_loss: (),
-        functional.l1_loss: (),
-        functional.huber_loss: ("delta",),
-        functional.smooth_l1_loss: ("beta",),
-        functional.soft_margin_loss: (),
-        functional.hinge_embedding_loss: ("margin",),
-        functional.poisson_nll_loss: ("log_input", "full", "eps"),
-        functional.kl_div: ("log_target",),
-        functional.binary_cross_entropy: ("weight",),
-        functional.binary_cross_entropy_with_logits: ("weight", "pos_weight"),
-    }
+_ELEMENTWISE = (
+    (nn.MSELoss, functional.mse_loss, ()),
+    (nn.L1Loss, functional.l1_loss, ()),
+    (nn.HuberLoss, functional.huber_loss, ("delta",)),
+    (nn.SmoothL1Loss, functional.smooth_l1_loss, ("beta",)),
+    (nn.SoftMarginLoss, functional.soft_margin_loss, ()),
+    (nn.HingeEmbeddingLoss, functional.hinge_embedding_loss, ("margin",)),
+    (nn.PoissonNLLLoss, functional.poisson_nll_loss, ("log_input", "full", "eps")),
+    (nn.KLDivLoss, functional.kl_div, ("log_target",)),
+    (nn.BCELoss, functional.binary_cross_entropy, ("weight",)),
+    (nn.BCEWithLogitsLoss, functional.binary_cross_entropy_with_logits, ("weight", "pos_weight")),
 )
-"""Functions of outputs and targets of one shape, with the options that may be set. Their mean is
-over all elements."""
+"""Modules and functions of outputs and targets of one shape, with the options that may be set.
+Their mean is over all elements."""
 
-_BY_CLASS: Mapping[Function, tuple[str, ...]] = MappingProxyType(
-    {
-        functional.cross_entropy: ("weight", "ignore_index", "label_smoothing"),
-        functional.nll_loss: ("weight", "ignore_index"),
-    }
+_BY_CLASS = (
+    (nn.CrossEntropyLoss, functional.cross_entropy, ("weight", "ignore_index", "label_smoothing")),
+    (nn.NLLLoss, functional.nll_loss, ("weight", "ignore_index")),
 )
-"""Functions of outputs (samples, classes, ...). Their mean is over the valid targets."""
+"""Those of outputs (samples, classes, ...). Their mean is over the valid targets."""
 
-_BY_SAMPLE: Mapping[Function, tuple[str, ...]] = MappingProxyType(
-    {
-        functional.multi_margin_loss: ("p", "margin", "weight"),
-        functional.multilabel_margin_loss: (),
-        functional.multilabel_soft_margin_loss: ("weight",),
-    }
+_BY_SAMPLE = (
+    (nn.MultiMarginLoss, functional.multi_margin_loss, ("p", "margin", "weight")),
+    (nn.MultiLabelMarginLoss, functional.multilabel_margin_loss, ()),
+    (nn.MultiLabelSoftMarginLoss, functional.multilabel_soft_margin_loss, ("weight",)),
 )
-"""Functions of outputs (samples, classes). Their mean is over the samples."""
+"""Those of outputs (samples, classes). Their mean is over the samples."""
 
-_OPTIONS = MappingProxyType({**_ELEMENTWISE, **_BY_CLASS, **_BY_SAMPLE})
-
-_MODULES: Mapping[type[nn.Module], Function] = MappingProxyType(
-    {
-        nn.MSELoss: functional.mse_loss,
-        nn.L1Loss: functional.l1_loss,
-        nn.HuberLoss: functional.huber_loss,
-        nn.SmoothL1Loss: functional.smooth_l1_loss,
-        nn.SoftMarginLoss: functional.soft_margin_loss,
-        nn.HingeEmbeddingLoss: functional.hinge_embedding_loss,
-        nn.PoissonNLLLoss: functional.poisson_nll_loss,
-        nn.KLDivLoss: functional.kl_div,
-        nn.BCELoss: functional.binary_cross_entropy,
-        nn.BCEWithLogitsLoss: functional.binary_cross_entropy_with_logits,
-        nn.CrossEntropyLoss: functional.cross_entropy,
-        nn.NLLLoss: functional.nll_loss,
-        nn.MultiMarginLoss: functional.multi_margin_loss,
-        nn.MultiLabelMarginLoss: functional.multilabel_margin_loss,
-        nn.MultiLabelSoftMarginLoss: functional.multilabel_soft_margin_loss,
-    }
+_ALL: Sequence[tuple[type[nn.Module], Function, tuple[str, ...]]] = (
+    *_ELEMENTWISE,
+    *_BY_CLASS,
+    *_BY_SAMPLE,
+)
+_OPTIONS = MappingProxyType({function: options for _, function, options in _ALL})
+_MODULES = MappingProxyType({module: function for module, function, _ in _ALL})
+_OF_ELEMENTS, _OF_CLASSES, _OF_SAMPLES = (
+    frozenset(function for _, function, _ in found)
+    for found in (_ELEMENTWISE, _BY_CLASS, _BY_SAMPLE)
 )
 
 _NARROW = (torch.float16, torch.bfloat16)
@@ -92,21 +76,24 @@ class KnownLoss:
     options: Mapping[str, Any]
     """The options of the function that determine the weight, `reduction` among them."""
 
-    def weight(self, targets: torch.Tensor) -> float:
-        """Returns the weight of targets, by which the sum of their losses is divided.
+    def weight(self, targets: torch.Tensor) -> torch.Tensor | float:
+        """Returns the weight of targets, by which the sum of their losses is divided, as a number
+        or as a tensor that a graph can compute.
 
         The weights of the parts of a batch add up to the weight of the batch.
         """
-        return float(self.count(targets))
-
-    def count(self, targets: torch.Tensor) -> torch.Tensor | float:
-        """Returns the weight of targets, as a number or as a tensor that a graph can compute."""
         reduction = self.options.get("reduction", "mean")
         if reduction == "sum":
             raise ValueError("a sum has no weight")
-        is_by_class = self.function in _BY_CLASS or self.function is CrossEntropy
+        is_by_class = self.function in _OF_CLASSES or self.function is CrossEntropy
         if is_by_class and not targets.is_floating_point():
-            return self._valid_weight(targets)
+            valid = targets != self.options.get("ignore_index", IGNORED)
+            weight = self.options.get("weight")
+            if weight is None:
+                return cast(torch.Tensor, valid.sum())
+            # class 0 for targets that do not count, also in a traced graph
+            weights = weight.detach().double()[targets.where(valid, 0).long()] * valid
+            return cast(torch.Tensor, weights.sum())
         if reduction == "batchmean" or self.function is functional.multilabel_margin_loss:
             return float(len(targets))
         if self.function is functional.multilabel_soft_margin_loss:
@@ -122,7 +109,7 @@ class KnownLoss:
 
     def sum_of(self, output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Returns the sum of the losses of a part of a batch, in float32 or float64."""
-        return self.summed(_widened(output), _widened(targets))
+        return self.summed(widened(output), widened(targets))
 
     def check(self, output: Any, targets: torch.Tensor, *, cut: int) -> None:
         """Raises `ValueError` if the sum of parts would differ from the sum of the batch.
@@ -135,23 +122,23 @@ class KnownLoss:
                 f"loss: {name} needs one tensor, but the model returned {type(output).__name__}; "
                 "pass a function of this output that returns (sum, weight)"
             )
-        if self.function in _ELEMENTWISE and output.shape != targets.shape:
+        if self.function in _OF_ELEMENTS and output.shape != targets.shape:
             raise ValueError(
                 f"loss: {name} needs outputs and targets of one shape, got {tuple(output.shape)} "
                 f"and {tuple(targets.shape)}, which it would broadcast over samples"
             )
-        is_classified = self.function in _BY_CLASS or self.function in _BY_SAMPLE
+        is_classified = self.function in _OF_CLASSES or self.function in _OF_SAMPLES
         if is_classified and output.dim() < 2:
             raise ValueError(
                 f"loss: {name} needs outputs (samples, classes, ...), got {tuple(output.shape)}"
             )
-        divides_classes = self.function in _BY_SAMPLE or targets.is_floating_point()
+        divides_classes = self.function in _OF_SAMPLES or targets.is_floating_point()
         if cut > 1 and is_classified and divides_classes:
             raise ValueError(
                 f"loss: cp divides the second dimension of the targets, but {name} needs it whole; "
                 "cp = 1 works"
             )
-        if self.function in _ELEMENTWISE:
+        if self.function in _OF_ELEMENTS:
             for option in ("weight", "pos_weight"):
                 self._check_factor(option, output, cut)
 
@@ -167,15 +154,6 @@ class KnownLoss:
                 "factors among the targets"
             )
 
-    def _valid_weight(self, targets: torch.Tensor) -> torch.Tensor:
-        """Returns the number of valid class numbers, or the sum of the weights of their classes."""
-        valid = targets != self.options.get("ignore_index", IGNORED)
-        weight = self.options.get("weight")
-        weights: torch.Tensor = valid
-        if weight is not None:  # class 0 for targets that do not count, also in a traced graph
-            weights = weight.detach().double()[targets.where(valid, 0).long()] * valid
-        return weights.sum()
-
 
 def known_loss(loss: Any) -> KnownLoss | None:
     """Returns what is known about a loss of torch, or `CrossEntropy`; None for any other loss.
@@ -190,12 +168,10 @@ def known_loss(loss: Any) -> KnownLoss | None:
         return KnownLoss(function=CrossEntropy, summed=loss.total, options={})
     if type(loss) is partial and not loss.args:
         return known_call(loss.func, loss.keywords)
-    if type(loss) in _MODULES:
-        function = _MODULES[type(loss)]
-        names = (*_OPTIONS[function], "reduction")
-        options = {name: getattr(loss, name) for name in names}
-        return known_call(function, options)
-    return known_call(loss, {})
+    function, options = _MODULES.get(type(loss)), dict[str, Any]()
+    if function is not None:
+        options = {name: getattr(loss, name) for name in (*_OPTIONS[function], "reduction")}
+    return known_call(function or loss, options)
 
 
 def known_call(function: Any, options: Mapping[str, Any]) -> KnownLoss | None:
@@ -225,6 +201,6 @@ def _is_default(name: str, value: Any) -> bool:
     return value is None and name in ("weight", "pos_weight", "size_average", "reduce")
 
 
-def _widened(x: torch.Tensor) -> torch.Tensor:
+def widened(x: torch.Tensor) -> torch.Tensor:
     """Returns x in float32 if its type would round the sum of many losses, or overflow."""
     return x.float() if x.dtype in _NARROW else x

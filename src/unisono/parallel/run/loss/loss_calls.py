@@ -39,23 +39,6 @@ _OF_ELEMENTS = frozenset(
 _ALONG_LAST = frozenset(("log_softmax", "softmax", "logsumexp", "gather"))
 
 
-class PositionCalls(TorchFunctionMode):
-    """Notes the first function of torch that may combine different positions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.combining: str | None = None
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        name = name_of(func)
-        if self.combining is None and not _keeps_positions(name, args, kwargs):
-            self.combining = name
-        return func(*args, **kwargs)
-
-
 def name_of(func: Any) -> str:
     """Returns the name of a function of torch, or of the attribute that a function reads."""
     name = str(getattr(func, "__name__", ""))
@@ -96,14 +79,14 @@ def called_loss(
     `cut`: the number of dimensions of the targets that are cut into parts. `share`: the number of
     these targets over that of the whole batch. `rows`: the number of samples.
     """
-    with PositionCalls() as positions, _LossCalls(output, targets, cut, share, rows) as calls:
+    with _LossCalls(output, targets, cut, share, rows) as calls:
         found = loss(output, targets)
     if calls.has_returned(found):
         return found, calls.weight
-    if cut > 1 and positions.combining is not None:
+    if calls.combining is not None:
         raise ValueError(
             f"loss: cp divides the positions of a sequence, but the loss calls "
-            f"{positions.combining}, which may combine different positions; shift or select "
+            f"{calls.combining}, which may combine different positions; shift or select "
             "targets before step, with -100 for positions without a target; cp = 1 works"
         )
     return found
@@ -112,7 +95,8 @@ def called_loss(
 class _LossCalls(TorchFunctionMode):
     """Replaces the mean of the first loss of torch by the sum, and notes its weight.
 
-    `has_returned` is True if nothing else happened that could mix samples.
+    `has_returned` is True if nothing else happened that could mix samples. `combining` is the first
+    function that may combine positions which `cp` divides.
     """
 
     def __init__(self, output: Any, targets: Any, cut: int, share: float, rows: int) -> None:
@@ -131,6 +115,7 @@ class _LossCalls(TorchFunctionMode):
         self._total: Any = None
         self._is_known = True
         self.weight = 0.0
+        self.combining: str | None = None
 
     def has_returned(self, found: Any) -> bool:
         return self._is_known and self._total is not None and found is self._total
@@ -138,14 +123,16 @@ class _LossCalls(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
-        if not self._is_known or name_of(func) in _READS or not self._has_samples((args, kwargs)):
+        kwargs, name = kwargs or {}, name_of(func)
+        if self._cut > 1 and self.combining is None and not _keeps_positions(name, args, kwargs):
+            self.combining = name
+        if not self._is_known or name in _READS or not self._has_samples((args, kwargs)):
             return func(*args, **kwargs)
         total = self._sum(func, args, kwargs)
         if total is not None:
             return total
         found = func(*args, **kwargs)
-        self._is_known = self._keeps_samples(name_of(func), found, args, kwargs)
+        self._is_known = self._keeps_samples(name, found, args, kwargs)
         return found
 
     def _has_samples(self, value: Any) -> bool:
@@ -166,7 +153,7 @@ class _LossCalls(TorchFunctionMode):
             return None
         known.check(*args, cut=self._cut)
         # the loss of a batch that is a sum is divided by 1, of which this is the share of a part
-        self.weight = self._share if known.is_sum else known.weight(args[1])
+        self.weight = self._share if known.is_sum else float(known.weight(args[1]))
         self._total = total = known.sum_of(*args)
         return total
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -35,7 +35,6 @@ ELEMENTWISE = (
 )
 _OF_PARAMETERS = (optim.Adafactor, optim.Muon)
 _DECLARED = "update_unit"
-_UNITS = ("element", "parameter")
 
 
 def check_optimizers(
@@ -51,7 +50,18 @@ def check_optimizers(
 
 def _check(optimizer: optim.Optimizer, trained: Sequence[HeldParameter], layout: Layout) -> None:
     kind, unit = type(optimizer), _unit(optimizer)
-    _check_closure(optimizer)
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ValueError(
+            f"optimizer: the step of {kind.__name__} needs a closure, which computes the loss "
+            "again, but a run computes it once in a step; expected an optimizer whose step needs "
+            "no closure, such as AdamW"
+        )
+    if isinstance(optimizer, optim.SparseAdam):
+        raise ValueError(
+            "optimizer: SparseAdam updates the rows of sparse gradients, but gradients are summed "
+            "over ranks and microbatches as whole arrays; expected another optimizer, such as Adam"
+        )
     if layout.zero == 1 and kind not in ELEMENTWISE:
         names = ", ".join(each.__name__ for each in ELEMENTWISE)
         raise ValueError(
@@ -77,42 +87,28 @@ def _check_held(kind: type[optim.Optimizer], unit: str | None, held: HeldParamet
         )
     if unit == "element" or tuple(held.values.shape) == held.block.shape:
         return
-    axes = {"expert_tokens": "ep", "own": "dp"}
-    axis = axes.get(held.block.summed_over, "tp")
-    uses, cure = "uses", ""
-    if unit is None:
-        uses = "may use"
-        cure = f"set {_DECLARED} = 'element' in the class if its step treats each element alone; "
+    axis = {"expert_tokens": "ep", "own": "dp"}.get(held.block.summed_over, "tp")
+    uses = "may use" if unit is None else "uses"
+    cure = f"set {_DECLARED} = 'element' in the class if its step treats each element alone; "
     raise ValueError(
-        f"{kind.__name__} {uses} whole parameters, but each rank has a part of {held.name}; {cure}"
-        f"{axis} = 1 works"
+        f"{kind.__name__} {uses} whole parameters, but each rank has a part of {held.name}; "
+        f"{cure if unit is None else ''}{axis} = 1 works"
     )
 
 
 def _unit(optimizer: optim.Optimizer) -> str | None:
-    """Returns what an optimizer updates alone, one of `_UNITS`; None if it is not known."""
+    """Returns what an optimizer updates alone, 'element' or 'parameter'; None if not known."""
     if type(optimizer) in ELEMENTWISE:
         return "element"
     if type(optimizer) in _OF_PARAMETERS:
         return "parameter"
-    found: object = getattr(optimizer, _DECLARED, None)
-    if found is not None and found not in _UNITS:
+    found: str | None = getattr(optimizer, _DECLARED, None)
+    if found not in (None, "element", "parameter"):
         raise ValueError(
             f"{type(optimizer).__name__}.{_DECLARED}: expected 'element' or 'parameter', got "
             f"{found!r}"
         )
-    return None if found is None else str(found)
-
-
-def _check_closure(optimizer: optim.Optimizer) -> None:
-    """Raises `ValueError` for an optimizer that computes several losses in a step."""
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
-        raise ValueError(
-            f"optimizer: the step of {type(optimizer).__name__} needs a closure, which computes the"
-            " loss again, but a run computes it once in a step; expected an optimizer whose step "
-            "needs no closure, such as AdamW"
-        )
+    return found
 
 
 Named = list[tuple[str, nn.Parameter]]
@@ -120,21 +116,15 @@ Made = optim.Optimizer | Sequence[optim.Optimizer]
 MakeOptimizer = Callable[[list[nn.Parameter]], Made]
 MakeNamedOptimizer = Callable[[Named], Made]
 
-_INTERFACE = ("param_groups", "state", "step")
-
 
 class FormerParameters:
     """The parameters that a model had before it was divided. Keeps none of them alive."""
 
     def __init__(self, model: nn.Module) -> None:
         named = list(model.named_parameters())
-        self._names = [(weakref.ref(each), name) for name, each in named]
+        self.names = [(weakref.ref(each), name) for name, each in named]
         self.absent = {name: _without_memory(each) for name, each in named if each.requires_grad}
         """By name: what stands for each trained parameter on ranks without it."""
-
-    def name(self, parameter: object) -> str | None:
-        """Returns the name that a parameter had in the whole model; None for others."""
-        return next((name for held, name in self._names if held() is parameter), None)
 
 
 def check_functions(optimizer: object, named_optimizer: object) -> None:
@@ -182,15 +172,13 @@ def build_optimizers(
         made = optimizer([each for _, each in pairs])
     built = Optimizers(_required(made))
     known = [each.values for each in (*trained, *frozen)]
-    _check_groups(built, {*map(id, known), *map(id, absent.values())}, former)
-    for each in built.each:
-        if isinstance(each, optim.SparseAdam):
-            raise ValueError(
-                "optimizer: SparseAdam updates the rows of sparse gradients, but gradients are "
-                "summed over ranks and microbatches as whole arrays; expected another optimizer, "
-                "such as Adam"
-            )
-    _take_out(built, absent.values())
+    numbers = set(map(id, absent.values()))
+    _check_groups(built, {*map(id, known), *numbers}, former)
+    for each in absent.values():
+        built.forget(each)
+    for group in built.groups:
+        group.pop("param_names", None)  # those of parameters, which arrays replace
+        group["params"] = [each for each in group["params"] if id(each) not in numbers]
     return built
 
 
@@ -206,7 +194,8 @@ def _without_memory(parameter: nn.Parameter) -> nn.Parameter:
 def _required(made: object) -> Sequence[optim.Optimizer]:
     """Returns the optimizers that a function has returned."""
     found: list[Any] = list(made) if isinstance(made, list | tuple) else [made]
-    wrong = [each for each in found if not all(hasattr(each, name) for name in _INTERFACE)]
+    interface = ("param_groups", "state", "step")
+    wrong = [each for each in found if not all(hasattr(each, name) for name in interface)]
     if wrong or not found:
         got = type(wrong[0]).__name__ if wrong else "an empty list"
         raise ValueError(
@@ -232,7 +221,7 @@ def _check_groups(built: Optimizers, known: set[int], former: FormerParameters) 
 
 
 def _foreign(group: int, parameter: torch.Tensor, former: FormerParameters) -> str:
-    name = former.name(parameter)
+    name = next((name for held, name in former.names if held() is parameter), None)
     if name is not None:
         return (
             f"optimizer: group {group} has {name} as it was before parallelize, which gives this "
@@ -244,17 +233,6 @@ def _foreign(group: int, parameter: torch.Tensor, former: FormerParameters) -> s
         "the model's, so its gradient would not be summed over the ranks; make it a parameter of "
         "the model, and make the groups of the parameters that the function receives"
     )
-
-
-def _take_out(built: Optimizers, absent: Iterable[nn.Parameter]) -> None:
-    """Removes the parameters that this rank does not have, and the names that torch keeps beside
-    the parameters, because arrays replace these."""
-    numbers = set(map(id, absent))
-    for each in absent:
-        built.forget(each)
-    for group in built.groups:
-        group.pop("param_names", None)
-        group["params"] = [each for each in group["params"] if id(each) not in numbers]
 
 
 def unmerged_parameters(optimizers: Optimizers) -> set[nn.Parameter]:

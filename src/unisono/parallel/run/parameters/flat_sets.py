@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Sequence
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import distributed as dist
@@ -23,7 +24,6 @@ from unisono.parallel.run.parameters.parameter_sets import (
     HeldParameter,
     ParameterSet,
     attach_gradients,
-    forget_gradients,
     replicas,
     shard_name,
     sum_of_squares,
@@ -32,9 +32,6 @@ from unisono.parallel.run.parameters.parameter_sets import (
 )
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.torch_backend import all_gather_single, reduce_scatter_single
-
-Range = tuple[int, int]
-"""The first element of a range of a flat array, and the element after the range."""
 
 
 def divide_spans(
@@ -48,35 +45,26 @@ def divide_spans(
     edges = sorted(set(cuts))
     found: list[FlatSpan] = []
     for span in spans:
-        inside = [each for each in edges if span.first < each < span.end]
+        inside = [each - span.first for each in edges if span.first < each < span.end]
         found += _divide(span, inside, optimizers) if inside else [span]
     return found
 
 
-def skip_ranges(
-    spans: Sequence[FlatSpan], ranges: Sequence[Range], optimizers: Optimizers
-) -> list[FlatSpan]:
-    """Makes the optimizer's next step skip these elements. Returns the spans, cut at the ranges."""
-    found = divide_spans(spans, (edge for each in ranges for edge in each), optimizers)
-    for span in found:
-        if any(begin <= span.first < end for begin, end in ranges):
-            span.weights.grad = None
-    return found
-
-
 def _divide(span: FlatSpan, cuts: Sequence[int], optimizers: Optimizers) -> list[FlatSpan]:
-    whole = span.weights
-    bounds = [0, *(cut - span.first for cut in cuts), whole.numel()]
+    whole, parts = span.weights, []
     owner = optimizers.owner(whole)
     states = None if owner is None else owner.state.pop(whole, None)
-    parts = []
-    for begin, end in pairwise(bounds):
+
+    def part_of(state: Any) -> Any:
+        if not isinstance(state, torch.Tensor):
+            return state
+        return state.clone() if state.dim() == 0 else state[begin:end]
+
+    for begin, end in pairwise([0, *cuts, whole.numel()]):
         part = nn.Parameter(whole.detach()[begin:end])
         part.grad = None if whole.grad is None else whole.grad[begin:end]
         if owner is not None and states is not None:
-            owner.state[part] = {
-                name: _part_of_state(state, begin, end) for name, state in states.items()
-            }
+            owner.state[part] = {name: part_of(state) for name, state in states.items()}
         parts.append(FlatSpan(span.first + begin, part))
     for group in optimizers.groups:
         group["params"] = [
@@ -87,12 +75,6 @@ def _divide(span: FlatSpan, cuts: Sequence[int], optimizers: Optimizers) -> list
     return parts
 
 
-def _part_of_state(state: object, begin: int, end: int) -> object:
-    if not isinstance(state, torch.Tensor):
-        return state
-    return state.clone() if state.dim() == 0 else state[begin:end]
-
-
 _SPAN_ELEMENTS = 2**18  # longer spans leave the cache between the operations of an optimizer
 _BUCKET_BYTES = 2**22
 """The thread of a sum waits several times for a core that a backward pass uses. In this time a link
@@ -100,7 +82,7 @@ is idle, so smaller buckets would lose more of it; larger buckets would begin la
 _MOST_BUCKETS = 64
 
 
-class _FlatSet(ABC):
+class _FlatSet(ParameterSet):
     """Parameters whose weights and gradients are views of two flat arrays."""
 
     def __init__(
@@ -111,17 +93,12 @@ class _FlatSet(ABC):
         *,
         ranks: int,
     ) -> None:
-        """All parameters must have the same groups (`summed_over`, `held_by`), tie and type.
-
-        `ranks`: the number of equal parts of each bucket.
-        """
-        self.held = held
+        """`ranks`: the number of equal parts of each bucket."""
+        super().__init__(held)
         self._reduced = precision.reduced(held[0].values.dtype)
         self._names = [each.name for each in held]
-        self.trained = [each.values for each in held]
-        self.spans: Sequence[FlatSpan] = ()
-        overlaps = sums_overlap(held[0], mesh)
-        count = _bucket_count(sum(each.values.nbytes for each in held)) if overlaps else 1
+        overlaps, nbytes = sums_overlap(held[0], mesh), sum(each.values.nbytes for each in held)
+        count = max(1, min(_MOST_BUCKETS, nbytes // _BUCKET_BYTES)) if overlaps else 1
         self._flat = FlatParameters(self.trained, parts=ranks * count)
         self._tie = held[0].tie
         self._length = ranks * self._flat.part_length
@@ -133,7 +110,11 @@ class _FlatSet(ABC):
             for number, each in enumerate(held)
         ]
         self._every = [self._bucket(number) for number in range(count)]
-        self.buckets: Sequence[GradientBucket] = self._every if overlaps else ()
+        self._bounds: Sequence[tuple[int, int]] = ()
+        """The first and the last element, plus 1, of each part that this rank updates."""
+        self._longest: int | None = None
+        """The most elements of an array with several parameters."""
+        self.buckets = self._every if overlaps else ()
 
     def _bucket(self, number: int) -> GradientBucket:
         begin, end = number * self._length, (number + 1) * self._length
@@ -142,9 +123,19 @@ class _FlatSet(ABC):
             name=f"{self._names[0]} {self._flat.gradient.dtype} {number}",
             nbytes=self._length * self._flat.gradient.element_size(),
             gradients=[self._gradients[each] for each in inside],
-            collect=partial(self._collect_some, inside),
+            collect=partial(self._flat.collect_some, inside),
             sum=partial(self._sum, number),
         )
+
+    def merge(self, groups: Groups) -> Sequence[tuple[nn.Parameter, int | None]]:
+        kinds = [groups.get(each) for each in self.trained]
+        found = [
+            pair
+            for begin, end in self._bounds
+            for pair in self._flat.spans(kinds, longest=self._longest, begin=begin, end=end)
+        ]
+        self._train([span for span, _ in found])
+        return [(span.weights, group) for span, group in found]
 
     @abstractmethod
     def _sum(self, number: int) -> None:
@@ -164,16 +155,18 @@ class _FlatSet(ABC):
     def collect(self) -> None:
         self._flat.collect()
 
-    def _collect_some(self, numbers: Sequence[int]) -> None:
-        self._flat.collect_some(numbers)
-
     def used(self) -> Sequence[bool]:
         return self._flat.used
 
     def skip(self, unused: Sequence[bool], optimizers: Optimizers) -> None:
-        forget_gradients(self.held, unused)
+        super().skip(unused, optimizers)
         if self.spans:
-            self._train(skip_ranges(self.spans, self._flat.ranges(unused), optimizers))
+            ranges = self._flat.ranges(unused)
+            edges = (edge for each in ranges for edge in each)
+            self._train(divide_spans(self.spans, edges, optimizers))
+            for span in self.spans:
+                if any(begin <= span.first < end for begin, end in ranges):
+                    span.weights.grad = None
 
     def divide(self, kinds: Sequence[object], optimizers: Optimizers) -> None:
         if self.spans:
@@ -193,21 +186,18 @@ class WholeSet(_FlatSet):
     def __init__(
         self, held: Sequence[HeldParameter], mesh: TrainingMesh, precision: Precision
     ) -> None:
-        """All parameters must have the same groups (`summed_over`, `held_by`), tie and type."""
         super().__init__(held, mesh, precision, ranks=1)
         block = held[0].block
         self._summed_over = block.summed_over
         self._group = mesh.sum_group(block.summed_over)
         self._replicas = replicas(held[0], mesh)
+        self._bounds, self._longest = [(0, len(self._flat.gradient))], _SPAN_ELEMENTS
         self._has_skipped = False
 
     def merge(self, groups: Groups) -> Sequence[tuple[nn.Parameter, int | None]]:
-        gradient = self._flat.gradient
-        kinds = [groups.get(each) for each in self.trained]
-        found = self._flat.spans(kinds, longest=_SPAN_ELEMENTS, end=len(gradient))
-        self._train([span for span, _ in found])
-        attach_gradients(self.spans, gradient)
-        return [(span.weights, group) for span, group in found]
+        found = super().merge(groups)
+        attach_gradients(self.spans, self._flat.gradient)
+        return found
 
     def collect(self) -> None:
         super().collect()
@@ -228,9 +218,6 @@ class WholeSet(_FlatSet):
     def scale(self, factor: float) -> None:
         self._flat.gradient.mul_(factor)
 
-    def gather(self) -> None:
-        """Does nothing, since every rank has updated all parameters."""
-
     def traffic(self, microbatches: int) -> dict[str, float]:
         groups = [("pp", self._tie), (self._summed_over, self._group)]
         return sum_traffic(groups, [(each, self._reduced) for each in self._in_buckets])
@@ -245,7 +232,6 @@ class ShardedSet(_FlatSet):
     def __init__(
         self, held: Sequence[HeldParameter], mesh: TrainingMesh, precision: Precision
     ) -> None:
-        """All parameters must have the same groups (`summed_over`, `held_by`), tie and type."""
         block = held[0].block
         shard = shard_name(block)
         self._shard, self._group = shard, mesh.sum_group(shard)
@@ -254,7 +240,6 @@ class ShardedSet(_FlatSet):
         self._bounds = [
             self._flat.part(number * self._ranks + rank) for number in range(len(self._every))
         ]
-        """The first and the last element, plus 1, of this rank's part of each bucket."""
         self._wholes = torch.split(self._flat.weights, self._length)
         """The flat array of weights, by bucket."""
         self._parts = [self._flat.weights[begin:end] for begin, end in self._bounds]
@@ -263,16 +248,6 @@ class ShardedSet(_FlatSet):
         """The sums of this rank's parts."""
         self._others = [(name, mesh.sum_group(name)) for name in _further_axes(block)]
         self._replicas = replicas(held[0], mesh) / self._ranks
-
-    def merge(self, groups: Groups) -> Sequence[tuple[nn.Parameter, int | None]]:
-        kinds = [groups.get(each) for each in self.trained]
-        found = [
-            pair
-            for begin, end in self._bounds
-            for pair in self._flat.spans(kinds, begin=begin, end=end)
-        ]
-        self._train([span for span, _ in found])
-        return [(span.weights, group) for span, group in found]
 
     def _sum(self, number: int) -> None:
         whole = self._in_buckets[number]
@@ -336,26 +311,3 @@ def _further_axes(block: ParameterBlock) -> list[str]:
     """Returns the axes over which a part that ZeRO-1 has summed is summed further."""
     done = GROUPS[shard_name(block)]
     return [axis for axis in GROUPS[block.summed_over] if axis not in done]
-
-
-def _bucket_count(nbytes: int) -> int:
-    return max(1, min(_MOST_BUCKETS, nbytes // _BUCKET_BYTES))
-
-
-def make_sets(
-    held: Sequence[HeldParameter],
-    mesh: TrainingMesh,
-    precision: Precision,
-    unmerged: Collection[nn.Parameter],
-) -> list[ParameterSet]:
-    """Returns the sets of parameters of a layout with ZeRO stage 0 or 1, in parameter order.
-
-    `unmerged`: parameters of which no arrays are made, which are in sets of their own.
-    """
-    kind: type[ShardedSet | WholeSet] = ShardedSet if mesh.layout.zero == 1 else WholeSet
-    found: dict[tuple[object, ...], list[HeldParameter]] = {}
-    for each in held:
-        block, dtype = each.block, each.values.dtype
-        key = (block.summed_over, block.held_by, each.tie, dtype, each.values in unmerged)
-        found.setdefault(key, []).append(each)
-    return [kind(members, mesh, precision) for members in found.values()]

@@ -10,11 +10,11 @@ from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
-from unisono.parallel.data_parallelism.flat_parameters import FlatSpan
 from unisono.parallel.divisible.parameter_block import block_of
 from unisono.parallel.precision import Precision
 from unisono.parallel.rank_grid import GROUPS
-from unisono.parallel.run.parameters.flat_sets import make_sets
+from unisono.parallel.run.divided_model import DividedModel
+from unisono.parallel.run.parameters.flat_sets import ShardedSet, WholeSet, sum_names, sums_overlap
 from unisono.parallel.run.parameters.gathered_module import (
     CallOrder,
     GatheredModule,
@@ -24,11 +24,9 @@ from unisono.parallel.run.parameters.gathered_module import (
 from unisono.parallel.run.parameters.gathered_units import gathered_units, kept_units
 from unisono.parallel.run.parameters.optimizers import Optimizers
 from unisono.parallel.run.parameters.parameter_sets import (
-    GradientBucket,
     Groups,
     HeldParameter,
     ParameterSet,
-    forget_gradients,
     replicas,
     shard_name,
     sum_of_squares,
@@ -175,7 +173,7 @@ def _dim_to_split(parameter: nn.Parameter, ranks: int) -> int:
     return next((dim for dim, size in enumerate(shape) if size % ranks == 0), 0)
 
 
-class FullyShardedSet:
+class FullyShardedSet(ParameterSet):
     """Parameters that `fully_shard` has split; each rank updates its own shards."""
 
     def __init__(
@@ -187,16 +185,13 @@ class FullyShardedSet:
     ) -> None:
         """Requires split parameters (`DTensor`) with equal groups (`summed_over`, `held_by`) and
         equal ties. `modules`: those that gather the parameters."""
+        super().__init__(held)
         block = held[0].block
         self._mesh, self._precision = mesh, precision
-        self.held = held
         owners = {each: module for module in modules for each in module.parameters}
         self._modules = [owners[each.values] for each in held]
         """The module that gathers each parameter."""
         self._used: Sequence[bool] = ()
-        self.trained = [each.values for each in held]
-        self.spans: Sequence[FlatSpan] = ()
-        self.buckets: Sequence[GradientBucket] = ()
         self._shard = shard_name(block)
         done = {*GROUPS[self._shard], "dp_replicate"}
         others = [axis for axis in GROUPS[block.summed_over] if axis not in done]
@@ -216,9 +211,6 @@ class FullyShardedSet:
     def _gradients(self) -> list[torch.Tensor]:
         return [_local(each.values.grad) for each in self.held if each.values.grad is not None]
 
-    def adopt(self) -> None:
-        """Does nothing, since torch keeps the split parameters."""
-
     def zero_gradients(self) -> None:
         for module in dict.fromkeys(self._modules):
             module.restart()
@@ -227,7 +219,9 @@ class FullyShardedSet:
 
     def reduce(self) -> None:
         self.collect()
-        forget_gradients(self.held, [not each.values.requires_grad for each in self.held])
+        for held in self.held:
+            if not held.values.requires_grad:
+                held.values.grad = None
         groups = [group for _, group in self._others if group is not None]
         for held in self.held if groups else ():
             if held.values.grad is None:  # other ranks of the group may have one
@@ -248,13 +242,10 @@ class FullyShardedSet:
         return self._used
 
     def skip(self, unused: Sequence[bool], optimizers: Optimizers) -> None:
-        forget_gradients(self.held, unused)
+        super().skip(unused, optimizers)
         for array, is_unused in zip(self.trained, unused, strict=True):
             if is_unused:
                 array.grad = None
-
-    def divide(self, kinds: Sequence[object], optimizers: Optimizers) -> None:
-        """Does nothing, since the optimizer has an array for each parameter."""
 
     def squares(self) -> float:
         return sum(map(sum_of_squares, self._gradients()), 0.0) / self._replicas
@@ -262,9 +253,6 @@ class FullyShardedSet:
     def scale(self, factor: float) -> None:
         for gradient in self._gradients():
             gradient.mul_(factor)
-
-    def gather(self) -> None:
-        """Does nothing, since `fully_shard` gathers the weights before each use."""
 
     def traffic(self, microbatches: int) -> dict[str, float]:
         """Returns the bytes that a rank sends in a step, by group.
@@ -308,25 +296,17 @@ def gather_traffic(stage: nn.Module, mesh: TrainingMesh, precision: Precision) -
     return dict(found)
 
 
-def frozen_traffic(
-    frozen: Sequence[HeldParameter],
-    modules: Sequence[GatheredModule],
-    mesh: TrainingMesh,
-    microbatches: int,
-    precision: Precision,
-) -> dict[str, float]:
-    """Returns the bytes that a rank sends in a step to gather frozen parameters, by group.
-
-    `modules`: those that gather parameters.
-    """
-    owners = {each: module for module in modules for each in module.parameters}
+def frozen_traffic(model: DividedModel, microbatches: int) -> dict[str, float]:
+    """Returns the bytes that a rank sends in a step to gather frozen parameters, by group."""
+    owners = {each: module for module in model.gathered for each in module.parameters}
     found: Counter[str] = Counter()
-    for held in frozen:
+    mesh = model.mesh
+    for held in model.frozen:
         if isinstance(held.values, DTensor):
             module, name = owners[held.values], shard_name(held.block)
             again = module.is_gathered_again
             times = min(microbatches if mesh.layout.pp == 1 else 1, module.calls)
-            sent = _gather_bytes(held.values, len(mesh.ranks(name)), precision)
+            sent = _gather_bytes(held.values, len(mesh.ranks(name)), model.precision)
             found[name] += times * (1 + again) * sent
     return dict(found)
 
@@ -356,26 +336,31 @@ def _part_elements(parameter: nn.Parameter, ranks: int) -> int:
     return longest * (parameter.numel() // max(length, 1))
 
 
-def make_fully_sharded_sets(
-    held: Sequence[HeldParameter],
+def make_sets(
+    trained: Sequence[HeldParameter],
     mesh: TrainingMesh,
     modules: Sequence[GatheredModule],
     precision: Precision,
     unmerged: Collection[nn.Parameter],
 ) -> list[ParameterSet]:
-    """Returns the sets of parameters of a layout with ZeRO stage 2 or 3.
+    """Returns the sets of parameters that divide gradients and states as ZeRO does. Collective.
 
     Parameters that `shard_modules` has left whole are summed and updated on every rank. `unmerged`:
     parameters of which no arrays are made, which are in sets of their own.
     """
-    found: dict[tuple[object, ...], list[HeldParameter]] = {}
-    whole = []
-    for each in held:
-        if not isinstance(each.values, DTensor):
-            whole.append(each)
-            continue
-        block = each.block
-        key = (block.summed_over, block.held_by, each.tie, each.values in unmerged)
-        found.setdefault(key, []).append(each)
-    sets = [FullyShardedSet(members, mesh, modules, precision) for members in found.values()]
-    return [*sets, *make_sets(whole, mesh, precision, unmerged)]
+    overlapped = [each for each in trained if sums_overlap(each, mesh)]
+    mesh.make_sum_groups({name for each in overlapped for name in sum_names(each, mesh)})
+    split: dict[tuple[object, ...], list[HeldParameter]] = {}
+    whole: dict[tuple[object, ...], list[HeldParameter]] = {}
+    for each in trained:
+        block, values = each.block, each.values
+        key = (block.summed_over, block.held_by, each.tie, values in unmerged)
+        if isinstance(values, DTensor):
+            split.setdefault(key, []).append(each)
+        else:
+            whole.setdefault((*key, values.dtype), []).append(each)
+    flat: type[ShardedSet | WholeSet] = ShardedSet if mesh.layout.zero == 1 else WholeSet
+    return [
+        *(FullyShardedSet(members, mesh, modules, precision) for members in split.values()),
+        *(flat(members, mesh, precision) for members in whole.values()),
+    ]

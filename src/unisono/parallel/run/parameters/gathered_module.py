@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.utils.checkpoint import CheckpointFunction
 
-from unisono.parallel.run.batch.batch_tree import replace_leaves, tensors_in
+from unisono.parallel.run.batch.batch_tree import Frame, tensors_in
 from unisono.torch_backend import (
     even_out_gradients,
     flatten,
@@ -34,13 +34,6 @@ from unisono.torch_backend import (
 _PLAIN = (torch.Tensor, type(None), bool, int, float, complex, str, bytes)
 
 
-class _Place:
-    """The place of a tensor of an output in the list of its tensors."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-
 class UnitOutputs:
     """Gives `fully_shard` a list of the tensors in place of a module's output.
 
@@ -50,7 +43,7 @@ class UnitOutputs:
 
     def __init__(self, module: nn.Module) -> None:
         self._name = type(module).__name__
-        self._outputs: list[Any] = []
+        self._outputs: list[Frame | None] = []
         """For each forward pass in progress, the output without tensors; None if it is whole."""
 
     def take_apart(self, _: nn.Module, __: object, results: Any) -> Any:
@@ -58,15 +51,7 @@ class UnitOutputs:
         if all(isinstance(each, _PLAIN) for each in flatten(results)[0]):
             self._outputs.append(None)
             return None
-        found: list[torch.Tensor] = []
-
-        def taken(_: str, leaf: Any) -> Any:
-            if not isinstance(leaf, torch.Tensor):
-                return leaf
-            found.append(leaf)
-            return _Place(len(found) - 1)
-
-        output = replace_leaves(results, taken)
+        output, found = Frame.of(results)
         if not found and any(each.requires_grad for each in tensors_in(results)):
             raise ValueError(
                 f"zero gathers weights when a gradient reaches the result of a module, but "
@@ -79,11 +64,7 @@ class UnitOutputs:
     def put_together(self, _: nn.Module, __: object, results: Any) -> Any:
         """Returns the output of the module."""
         output = self._outputs.pop()
-        if output is None:
-            return None
-        return replace_leaves(
-            output, lambda _, leaf: results[leaf.number] if isinstance(leaf, _Place) else leaf
-        )
+        return None if output is None else output.filled(results)
 
 
 class CallOrder:
@@ -148,7 +129,7 @@ class GatheredModule:
         """Number of forward passes since the last backward pass."""
         # torch has no public hook between the backward passes and the sum of the gradients
         self._groups: list[Any] = split_groups(module)
-        self._whole: list[nn.Parameter] = []
+        self._pairs: list[tuple[nn.Parameter, nn.Parameter]] = []
         self._is_frozen = not any(each.requires_grad for each in self.parameters)
         self._has_gradient = not self._is_frozen
         cast(nn.Module, module).register_forward_pre_hook(self._enter)
@@ -173,19 +154,14 @@ class GatheredModule:
         return self._has_gradient or (self.next is not None and self.next._has_gradient)
 
     @property
-    def whole_parameters(self) -> list[nn.Parameter]:
-        """The gathered parameters, which the model uses while the module runs."""
-        if not self._whole:
-            found = (whole_parameter(each) for group in self._groups for each in group.fsdp_params)
-            self._whole = [each for each in found if each is not None]
-        return self._whole
-
-    @property
     def pairs(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
-        """Each split parameter with the gathered one, which the model uses while it runs."""
-        entries = [each for group in self._groups for each in group.fsdp_params]
-        found = [(each.sharded_param, whole_parameter(each)) for each in entries]
-        return [(split, whole) for split, whole in found if whole is not None]
+        """Each split parameter with the gathered one, which the model uses while it runs. Torch
+        makes gathered parameters in the first step."""
+        if not self._pairs:
+            entries = [each for group in self._groups for each in group.fsdp_params]
+            found = [(each.sharded_param, whole_parameter(each)) for each in entries]
+            self._pairs = [(split, whole) for split, whole in found if whole is not None]
+        return self._pairs
 
     def restart(self) -> None:
         """Begins a step."""

@@ -32,11 +32,11 @@ def gathered_units(stage: nn.Module) -> list[nn.Module]:
     >>> [name for name, each in stage.named_modules() if each in gathered_units(stage)]
     ['stack', 'stack.layers.0', 'stack.layers.1', 'stack.layers.2', 'head']
     """
-    found: dict[nn.Module, None] = {}
     repeated = _repeated(stage)
+    found: dict[nn.Module, None] = {}
     for child, _ in _called_children(stage):
-        inner = [] if child in repeated else _blocks(child)
-        found.update(dict.fromkeys([*inner, child]))
+        found.update(dict.fromkeys([] if child in repeated else _blocks(child)))
+        found[child] = None
     owners: defaultdict[nn.Parameter, set[nn.Module]] = defaultdict(set)
     for module in stage.modules():
         for parameter in module.parameters(recurse=False):
@@ -105,7 +105,7 @@ def _repeated(module: nn.Module) -> set[nn.Module]:
     children = {
         child: is_contained or any(True for _ in child.children())
         for child, is_contained in _called_children(module)
-        if not _is_sequence(child) and _bytes(child) >= _LEAST_BYTES
+        if not _is_sequence(child) and sum(p.nbytes for p in child.parameters()) >= _LEAST_BYTES
     }
     types = Counter(type(child) for child, is_block in children.items() if is_block)
     return {child for child, is_block in children.items() if is_block and types[type(child)] > 1}
@@ -149,7 +149,3 @@ def _is_called(module: nn.Module) -> bool:
 
 def _is_sequence(module: nn.Module) -> bool:
     return type(module).forward is nn.Sequential.forward
-
-
-def _bytes(module: nn.Module) -> int:
-    return sum(each.numel() * each.element_size() for each in module.parameters())

@@ -51,30 +51,21 @@ class GradientHooks:
 
         Raises `ValueError` for a hook of a parameter whose gradient no rank has as a whole.
         """
-        self._names = list(hooks)
-        self.exist = bool(hooks)
-        self._sets, self._mesh = sets, mesh
-        self._hooks = hooks
+        self._names, self.exist = list(hooks), bool(hooks)
+        self._sets, self._mesh, self._hooks = sets, mesh, hooks
         every = [held for each in sets for held in each.held]
         self._parameters = [held.values for held in every]
         self._parameter_names = [held.name for held in every]
         self._counts = gradient_hook_counts(self._parameters)
-        for held in every:
-            if held.name in hooks:
-                self._require_whole(held)
-
-    def _require_whole(self, held: HeldParameter) -> None:
-        layout = self._mesh.layout
-        cause, cure = "", ""
-        if layout.zero:
-            cause, cure = f"zero = {layout.zero}", "zero = 0"
-        elif tuple(held.values.shape) != held.block.shape:
-            cause, cure = layout.text(), f"dp = {layout.devices}"
-        if cause:
-            raise ValueError(
-                f"{held.name}: has a hook for its gradient, but with {cause} each rank has a part "
-                f"of the gradient; change gradients in the optimizer's step; {cure} works"
-            )
+        layout = mesh.layout
+        for held in (each for each in every if each.name in hooks):
+            if layout.zero or tuple(held.values.shape) != held.block.shape:
+                cause = f"zero = {layout.zero}" if layout.zero else layout.text()
+                raise ValueError(
+                    f"{held.name}: has a hook for its gradient, but with {cause} each rank has a "
+                    "part of the gradient; change gradients in the optimizer's step; "
+                    f"{'zero = 0' if layout.zero else f'dp = {layout.devices}'} works"
+                )
 
     def require_no_new(self) -> None:
         """Raises `ValueError` if the program has registered a hook after `parallelize`."""

@@ -16,7 +16,7 @@ from unisono.parallel.run.parameters.parameter_sets import (
     GradientBucket,
     ParameterSet,
 )
-from unisono.parallel.run.step.stage_clock import RunTimeline
+from unisono.parallel.run.step.run_clock import RunClock
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.torch_backend import default_communicator
 
@@ -202,8 +202,7 @@ class GradientSums:
     ) -> None:
         comm = default_communicator()
         assert comm is not None, "a mesh needs the backend unisono"
-        self.timeline = RunTimeline(comm.timeline)
-        """The timeline of the run."""
+        self.clock = RunClock(comm.timeline)
         self._every = sets
         self._later = [each for each in sets if not each.buckets]
         self._later_bytes = sum(held.values.nbytes for each in self._later for held in each.held)
@@ -224,7 +223,7 @@ class GradientSums:
 
     @torch.no_grad()
     def _run(self, bucket: GradientBucket) -> None:
-        with self.timeline.exchange(_NAME, bucket.nbytes):
+        with self.clock.exchange(_NAME, bucket.nbytes):
             bucket.sum()
 
     def finish(self) -> None:
@@ -238,7 +237,7 @@ class GradientSums:
                 each.collect()
             changed = self._overlapped.finish()
         if self._later or self._overlapped is None:
-            with self.timeline.exchange(_NAME, self._later_bytes):
+            with self.clock.exchange(_NAME, self._later_bytes):
                 for each in self._later:
                     each.reduce()
         if changed is not None:

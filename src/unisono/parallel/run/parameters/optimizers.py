@@ -30,22 +30,14 @@ class Optimizers:
 
     def owner(self, array: torch.Tensor) -> optim.Optimizer | None:
         """Returns the optimizer that updates an array; None if there is none."""
-        return next(
-            (
-                each
-                for each in self.each
-                if any(array is own for group in each.param_groups for own in group["params"])
-            ),
-            None,
-        )
+        for each in self.each:
+            if any(array is own for group in each.param_groups for own in group["params"]):
+                return each
+        return None
 
     def states(self, array: torch.Tensor) -> Mapping[str, Any]:
         """Returns the states of an array by name; empty if it has none."""
         return next((each.state[array] for each in self.each if array in each.state), {})
-
-    def has_average(self, optimizer: optim.Optimizer) -> bool:
-        """Returns True if an optimizer has averages of its arrays."""
-        return any(AVERAGE in states for states in optimizer.state.values())
 
     def forget(self, array: torch.Tensor) -> None:
         """Removes the states of an array."""

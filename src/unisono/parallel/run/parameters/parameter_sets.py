@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import distributed as dist
@@ -56,21 +56,21 @@ class GradientBucket:
     it."""
 
 
-class ParameterSet(Protocol):
+class ParameterSet(ABC):
     """Parameters whose gradients are reduced together, and that are updated together."""
 
-    @property
-    def held(self) -> Sequence[HeldParameter]:
-        """Parameters of the model in this set."""
-
-    @property
-    def trained(self) -> Sequence[nn.Parameter]:
+    def __init__(self, held: Sequence[HeldParameter]) -> None:
+        """All parameters must have the same groups (`summed_over`, `held_by`), tie and type."""
+        self.held = held
+        self.trained = [each.values for each in held]
         """Parameters that the optimizer updates."""
-
-    @property
-    def spans(self) -> Sequence[FlatSpan]:
+        self.spans: Sequence[FlatSpan] = ()
         """The ranges of a flat array that are `trained`; empty if others are trained."""
+        self.buckets: Sequence[GradientBucket] = ()
+        """All gradients, in parts that may be summed while passes run; empty if only `reduce` may
+        sum them. Call `collect` after the passes before the last buckets are summed."""
 
+    @abstractmethod
     def merge(self, groups: Groups) -> Sequence[tuple[nn.Parameter, int | None]]:
         """Makes plain arrays the parameters to train. Returns each array with its group.
 
@@ -78,26 +78,25 @@ class ParameterSet(Protocol):
         several parameters of one group.
         """
 
-    def adopt(self) -> None:
+    def adopt(self) -> None:  # noqa: B027
         """Takes over the values that the program assigned to the `data` of parameters.
 
         Raises `ValueError` for values of another shape or type.
         """
 
+    @abstractmethod
     def zero_gradients(self) -> None:
         """Sets the gradients to zero."""
 
-    @property
-    def buckets(self) -> Sequence[GradientBucket]:
-        """All gradients, in parts that may be summed while passes run; empty if only `reduce` may
-        sum them. Call `collect` after the passes before the last buckets are summed."""
-
+    @abstractmethod
     def collect(self) -> None:
         """Notes which gradients passes have computed."""
 
+    @abstractmethod
     def reduce(self) -> None:
         """Sums the gradients over the ranks that see different tokens. Collective."""
 
+    @abstractmethod
     def used(self) -> Sequence[bool]:
         """Returns, for each parameter of `held`, whether this rank's backward passes since
         `zero_gradients` gave it a gradient. Call after `reduce` or `collect`.
@@ -107,22 +106,28 @@ class ParameterSet(Protocol):
         """Sets the gradients of unused parameters of `held` to None, so that the optimizers skip
         them. Call after `reduce`.
         """
+        for each, is_unused in zip(self.held, unused, strict=True):
+            if is_unused:
+                each.values.grad = None
 
-    def divide(self, kinds: Sequence[object], optimizers: Optimizers) -> None:
+    def divide(self, kinds: Sequence[object], optimizers: Optimizers) -> None:  # noqa: B027
         """Gives the optimizers different arrays for parameters of `held` with different kinds."""
 
+    @abstractmethod
     def squares(self) -> float:
         """Returns this rank's share of the gradients' sum of squares.
 
         The shares of all ranks add up to the sum of squares of all gradients in the set.
         """
 
+    @abstractmethod
     def scale(self, factor: float) -> None:
         """Multiplies the gradients by a factor."""
 
-    def gather(self) -> None:
+    def gather(self) -> None:  # noqa: B027
         """Gathers the whole parameters after the optimizer's step. Collective."""
 
+    @abstractmethod
     def traffic(self, microbatches: int) -> dict[str, float]:
         """Returns the bytes that a rank sends in a step, by group.
 
@@ -136,13 +141,6 @@ def attach_gradients(spans: Sequence[FlatSpan], gradient: torch.Tensor, *, begin
     for each in spans:
         first = each.first - begin
         each.weights.grad = gradient[first : first + each.weights.numel()]
-
-
-def forget_gradients(held: Sequence[HeldParameter], unused: Sequence[bool]) -> None:
-    """Sets the gradients of unused parameters to None."""
-    for each, is_unused in zip(held, unused, strict=True):
-        if is_unused:
-            each.values.grad = None
 
 
 def sum_over(groups: Sequence[Group], values: torch.Tensor, dtype: torch.dtype) -> None:

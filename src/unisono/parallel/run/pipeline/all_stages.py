@@ -13,7 +13,7 @@ from unisono.parallel.divisible.interfaces import Balanced, Divisible
 from unisono.parallel.layers import LayoutDropout
 from unisono.parallel.meta_weights import meta_names
 from unisono.parallel.precision import Precision
-from unisono.parallel.run.batch.batch_parts import first_microbatch
+from unisono.parallel.run.batch.batch_tree import BatchTree
 from unisono.parallel.run.batch.model_call import ModelCall
 from unisono.parallel.run.pipeline.block_stages import RepeatedBlocks, block_stages, check_stages
 from unisono.parallel.run.pipeline.model_stages import (
@@ -29,17 +29,38 @@ from unisono.parallel.tensor_plan import ModelPlan
 from unisono.planner import Layout
 
 
+def first_microbatch(
+    model: nn.Module, layout: Layout, example: Any, *, microbatches: int, is_local: bool
+) -> BatchTree | None:
+    """Returns the first microbatch of an example; None if the model is cut without one.
+
+    `example`: inputs of a batch, or a batch of any nesting. `is_local`: it is that of one rank of
+    `dp`. Raises `ValueError` if it cannot be divided.
+    """
+    if layout.pp == 1 or is_sequence(model) or example is None:
+        return None
+    batch, dp = BatchTree.of(example), 1 if is_local else layout.dp
+    parts = microbatches * dp
+    if batch.samples == 0 or batch.samples % parts:
+        raise ValueError(
+            f"example: expected a multiple of microbatches x dp = {microbatches} x {dp} = {parts} "
+            f"samples, got {batch.samples}"
+        )
+    first = batch.with_tensors([each[: batch.samples // parts] for each in batch.tensors])
+    return BatchTree.of(first)
+
+
 def blocks_to_cut(
-    planned: ModelPlan, call: ModelCall, example: Any, *, microbatches: int, is_local: bool
+    planned: ModelPlan, call: ModelCall, first: BatchTree | None
 ) -> RepeatedBlocks | None:
     """Returns the blocks of a model that a graph cannot serve; None for other models.
 
     A graph has no modules, which `tp` and `ep` by a plan and ZeRO 2 and 3 need, and has the shapes
-    of whole sequences, which `cp` divides. Call before the model is divided. Raises `ValueError` if
-    the model's blocks cannot be stages.
+    of whole sequences, which `cp` divides. Call before the model is divided. `first`: that of
+    `first_microbatch`. Raises `ValueError` if the model's blocks cannot be stages.
     """
     model, layout, why = planned.model, planned.layout, _why(planned, call)
-    if layout.pp == 1 or is_sequence(model) or example is None or not why:
+    if first is None or not why:
         return None
     names = meta_names(model)
     if names:
@@ -48,7 +69,6 @@ def blocks_to_cut(
             "once to find its blocks; a model on the CPU works, and so does pp without "
             f"{why}"
         )
-    first = first_microbatch(example, layout, microbatches=microbatches, is_local=is_local)
     found = find_blocks(model, layout, call, first.value)
     if isinstance(found, str):
         raise ValueError(
@@ -113,27 +133,23 @@ def _in_eval_mode(model: nn.Module) -> Iterator[None]:
 def all_stages(
     model: nn.Module,
     layout: Layout,
+    first: BatchTree | None,
     *,
-    example: Any,
-    microbatches: int,
     call: ModelCall,
     needs_loss: bool,
     precision: Precision,
-    is_local: bool = False,
     blocks: RepeatedBlocks | None = None,
 ) -> list[nn.Module]:
     """Returns the stages of a layout's pipeline; the model itself without a pipeline.
 
-    Collective. The stages share the model's parameters. `example`: inputs of a batch, or a batch of
-    any nesting, for a model that is not an `nn.Sequential`. `call`: how the model is called.
-    `needs_loss`: the model's own loss is its only output that is needed. `is_local`: the example is
-    the batch of one rank of `dp`. `blocks`: where the model is cut in place of a graph; a model
-    without a graph is also cut between its repeated blocks. Raises `ValueError` if the model cannot
-    be cut.
+    Collective. The stages share the model's parameters. `first`: that of `first_microbatch`.
+    `call`: how the model is called. `needs_loss`: the model's own loss is its only output that is
+    needed. `blocks`: where the model is cut in place of a graph; a model without a graph is also
+    cut between its repeated blocks. Raises `ValueError` if the model cannot be cut.
     """
     if layout.pp == 1:
         return [model]
-    if is_sequence(model) or example is None:
+    if first is None:
         every = of_rank_0(lambda: stage_names(model, layout))
         return [ModelStage(model, names) for names in every]
     for module in model.modules():
@@ -144,10 +160,9 @@ def all_stages(
             )
     if blocks is not None:
         return list(block_stages(model, blocks, stage_count(layout)))
-    first = first_microbatch(example, layout, microbatches=microbatches, is_local=is_local)
-    traced = TracedCall(model, call, first, needs_loss=needs_loss)
+    traced = TracedCall(call, first, needs_loss=needs_loss)
     try:
-        return list(traced_stages(traced, stage_count(layout), precision))
+        return list(traced_stages(model, traced, stage_count(layout), precision))
     except ValueError:
         found = _blocks_without_graph(model, layout, call, first.value)
         if found is None:

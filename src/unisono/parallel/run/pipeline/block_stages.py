@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from unisono.parallel.run.batch.batch_tree import replace_leaves
-from unisono.parallel.run.pipeline.model_stages import cost_of, cut_stages
+from unisono.parallel.run.batch.batch_tree import Frame, copied
+from unisono.parallel.run.pipeline.model_stages import PipelineStage, cost_of, cut_stages
 from unisono.torch_backend import empty_tensors, forget_hooks, own_children, share_parts, shell
 
 
@@ -40,6 +40,10 @@ def hollow(module: nn.Module) -> nn.Module:
     empty_tensors(found)
     forget_hooks(found)
     return found
+
+
+if TYPE_CHECKING:
+    from unisono.parallel.run.batch.model_call import ModelCall
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -166,7 +170,7 @@ class _Ended(BaseException):
         self.result = result
 
 
-class BlockStage(nn.Module):
+class BlockStage(PipelineStage):
     """Some blocks of a model, and the modules before or after all blocks, under their names."""
 
     def __init__(self, model: nn.Module, found: RepeatedBlocks, first: int, end: int) -> None:
@@ -176,8 +180,6 @@ class BlockStage(nn.Module):
         own = set(found.blocks[first:end])
         own |= found.before if self._is_first else set()
         own |= found.after if self._is_last else set()
-        self.arrived: Any = None
-        """The result of the stage before, during a call."""
         self._left: list[Any] = []
         root = self._assembled(model, "", own, found, parents_of(found.blocks))
         for name in found.blocks[:first]:
@@ -213,6 +215,10 @@ class BlockStage(nn.Module):
             return function(_CalledModel(self._root[0], self, is_last=self._is_last), batch)
         except _Ended as ended:
             return ended.result
+
+    def resume(self, call: ModelCall, arrived: Any, batch: Any) -> Any:
+        with self.resuming(arrived):
+            return call(self, copied(batch))
 
     @contextmanager
     def resuming(self, arrived: Any) -> Iterator[None]:
@@ -292,7 +298,8 @@ def check_stages(
                 result = run(stage)
         except Exception as error:
             raise ValueError(f"fails as stages of blocks: {error}") from error
-    ours, theirs = _tensors(result), _tensors(expected)
+    # without the tensors inside other objects, such as caches
+    ours, theirs = Frame.of(result)[1], Frame.of(expected)[1]
     if len(ours) != len(theirs) or not all(map(_are_equal, ours, theirs)):
         raise ValueError(
             "uses more in its blocks, or after them, than the batch and the result of the block "
@@ -304,16 +311,3 @@ def _are_equal(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
     """Returns True for the same bits, or NaN in both, as the loss of a part without labels."""
     same = ours.shape == theirs.shape and ours.dtype == theirs.dtype
     return same and torch.allclose(ours, theirs, rtol=0.0, atol=0.0, equal_nan=True)
-
-
-def _tensors(output: Any) -> list[torch.Tensor]:
-    """Returns the tensors of an output, without those inside other objects, such as caches."""
-    found: list[torch.Tensor] = []
-
-    def note(_: str, leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor):
-            found.append(leaf)
-        return leaf
-
-    replace_leaves(output, note)
-    return found

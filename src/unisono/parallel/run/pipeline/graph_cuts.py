@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from unisono.parallel.run.pipeline.model_stages import Floats, best_parts
 from unisono.parallel.run.pipeline.traced_graph import TracedGraph
 
 
@@ -164,8 +164,6 @@ _SLACK = 0.1
 """Share by which the most expensive stage may exceed the least possible cost, if fewer bytes cross
 the cuts then."""
 
-_Floats = NDArray[np.float64]
-
 
 def choose_cuts(costs: Sequence[float], crossing: Sequence[float], stages: int) -> list[int]:
     """Returns the number of the first operation of each stage.
@@ -190,22 +188,12 @@ def choose_cuts(costs: Sequence[float], crossing: Sequence[float], stages: int) 
         )
     weights = sums[[*places, len(costs)]]
     sizes = np.array([0.0, *(crossing[place] for place in places[1:])])
-    costs_of = _costs_of_parts(weights)
-    least = _least_cost(costs_of, stages)
-    firsts = _fewest_bytes(costs_of, sizes, stages, least * (1 + _SLACK))
-    limits = np.unique(costs_of[(costs_of >= least) & (costs_of <= least * (1 + _SLACK))])
-    low, high = 0, len(limits) - 1
-    while low < high:  # the least limit that needs no more bytes
-        middle = (low + high) // 2
-        found = _fewest_bytes(costs_of, sizes, stages, limits[middle])
-        if sizes[found].sum() <= sizes[firsts].sum():
-            high, firsts = middle, found
-        else:
-            low = middle + 1
+    _, least = best_parts(weights, np.zeros(len(places)), stages)
+    firsts, _ = best_parts(weights, sizes, stages, least * (1 + _SLACK))
     return [places[first] for first in firsts]
 
 
-def _candidates(crossing: Sequence[float], sums: _Floats) -> list[int]:
+def _candidates(crossing: Sequence[float], sums: Floats) -> list[int]:
     """Returns the possible first operations of stages, the first operation included.
 
     `sums`: the cost before each operation, and the whole cost. Of cuts between the same two
@@ -219,41 +207,3 @@ def _candidates(crossing: Sequence[float], sums: _Floats) -> list[int]:
         if cost not in best or crossing[place] < crossing[best[cost]]:
             best[cost] = place
     return [0, *best.values()]
-
-
-def _costs_of_parts(weights: _Floats) -> _Floats:
-    """Returns the cost of the part from place i up to place j, as a matrix; infinite for empty
-    parts."""
-    costs = weights[None, :] - weights[:-1, None]
-    costs[np.arange(len(costs))[:, None] >= np.arange(len(weights))[None, :]] = np.inf
-    return costs
-
-
-def _least_cost(costs_of: _Floats, stages: int) -> float:
-    """Returns the smallest possible cost of the most expensive stage."""
-    least = np.full(len(costs_of), np.inf)
-    least[0] = 0.0
-    for _ in range(stages):
-        # the last part begins at place i and ends at place j
-        row = np.maximum(least[:, None], costs_of).min(axis=0)
-        least, whole = row[:-1], row[-1]
-    return float(whole)
-
-
-def _fewest_bytes(costs_of: _Floats, sizes: _Floats, stages: int, limit: float) -> list[int]:
-    """Returns the first places of stages of at most this cost, with the fewest crossing bytes."""
-    allowed = np.where(costs_of <= limit * (1 + 1e-12), 0.0, np.inf)
-    least = np.full(len(costs_of), np.inf)
-    least[0] = 0.0
-    choices = []
-    for _ in range(stages):
-        total = (least + sizes)[:, None] + allowed
-        choices.append(total.argmin(axis=0))
-        row = total.min(axis=0)
-        least, whole = row[:-1], row[-1]
-    firsts, end = [], len(costs_of)
-    for choice in reversed(choices):
-        end = int(choice[end])
-        firsts.append(end)
-    assert np.isfinite(whole)  # the limit is at least the least possible cost
-    return firsts[::-1]

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import nn
 
 from unisono.parallel.layers import TokenEmbedding
 from unisono.planner import Layout
 from unisono.torch_backend import has_hooks, own_children
+
+if TYPE_CHECKING:
+    from unisono.parallel.run.batch.model_call import ModelCall
+
+Floats = NDArray[np.float64]
 
 
 def cut_stages(costs: Sequence[float], stages: int) -> list[int]:
@@ -20,24 +27,36 @@ def cut_stages(costs: Sequence[float], stages: int) -> list[int]:
     >>> cut_stages([0, 4, 4, 4, 4, 2], 2)
     [0, 3]
     """
-    count, sums = len(costs), [0.0, *itertools.accumulate(costs)]
-    # least[end]: the least possible cost of the most expensive stage, if the first `end` modules
-    # are cut into the stages so far.
-    least = [0.0] + [math.inf] * count
-    choices: list[list[int]] = []
-    for _ in range(stages):
-        choice, row = [0] * (count + 1), [math.inf] * (count + 1)
-        for end in range(1, count + 1):
-            worst = [max(least[first], sums[end] - sums[first]) for first in range(end)]
-            row[end] = min(worst)
-            choice[end] = worst.index(row[end])
-        least = row
-        choices.append(choice)
+    return best_parts(np.cumsum([0.0, *costs]), np.zeros(len(costs)), stages)[0]
+
+
+def best_parts(
+    sums: Floats, sizes: Floats, parts: int, limit: float = math.inf
+) -> tuple[list[int], float]:
+    """Returns the first place of each part of a chain, and the largest cost of a part.
+
+    `sums`: the cost before each place, and the whole cost. `sizes`: the bytes that cross a cut
+    before each place. The sum of these bytes is minimal, and then the largest cost, among parts of
+    at most the cost `limit`.
+    """
+    count = len(sizes)
+    costs = sums[None, :] - sums[:-1, None]  # of the part from one place up to another
+    is_empty = np.arange(count)[:, None] >= np.arange(count + 1)[None, :]
+    allowed = ~is_empty & (costs <= limit * (1 + 1e-12))
+    fewest, largest = np.full(count, math.inf), np.full(count, math.inf)
+    fewest[0] = largest[0] = 0.0
+    choices = []
+    for _ in range(parts):
+        total = np.where(allowed, (fewest + sizes)[:, None], math.inf)
+        least = total.min(axis=0)
+        worst = np.where(total == least, np.maximum(largest[:, None], costs), math.inf)
+        choices.append(worst.argmin(axis=0))
+        fewest, largest, whole = least[:-1], worst.min(axis=0)[:-1], worst[:, -1].min()
     firsts, end = [], count
     for choice in reversed(choices):
-        end = choice[end]
+        end = int(choice[end])
         firsts.append(end)
-    return firsts[::-1]
+    return firsts[::-1], float(whole)
 
 
 def stages_of_rank(layout: Layout, rank: int) -> list[int]:
@@ -108,8 +127,42 @@ def cost_of(module: nn.Module) -> float:
     return float(sum(each.numel() for each in module.parameters() if each.dim() > 1))
 
 
-class ModelStage(nn.Sequential):
+class PipelineStage(nn.Module):
+    """What a rank asks of each kind of stage."""
+
+    arrived: Any = None
+    """The result of the stage before, during a call of a stage that calls the model."""
+
+    def check(self, inputs: Any) -> None:
+        """Raises `ValueError` for a microbatch that the stage does not take."""
+
+    def begin(self, call: ModelCall, batch: Any) -> Any:
+        """Returns the result of the first stage for a microbatch."""
+        return call(self, batch)
+
+    def resume(self, call: ModelCall, arrived: Any, batch: Any) -> Any:
+        """Returns the result of a later stage from that of the stage before."""
+        raise NotImplementedError
+
+    def in_eval_mode(self) -> PipelineStage:
+        """Returns this stage in eval mode, in which its modules are already."""
+        return self
+
+    def model_output(self, results: Any) -> Any:
+        """Returns the output of the model from the results of the last stage."""
+        return results
+
+
+class ModelStage(PipelineStage, nn.Sequential):
     """The modules of one stage, under their names in the model."""
 
     def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
         super().__init__(OrderedDict((name, model.get_submodule(name)) for name in names))
+
+    def resume(self, call: ModelCall, arrived: Any, batch: Any) -> Any:
+        return call.resume(self, arrived, batch)
+
+
+def arrived_at(stage: nn.Module) -> Any:
+    """Returns what a stage has received from the stage before, besides its arguments."""
+    return stage.arrived if isinstance(stage, PipelineStage) else None

@@ -17,12 +17,10 @@ from unisono.parallel.run.pipeline.run_stage import RunStage, StagePasses
 from unisono.parallel.run.pipeline.schedules import (
     MessageBytes,
     is_single,
-    pipeline_tasks,
     schedule_class,
 )
-from unisono.parallel.run.pipeline.traced_stages import TracedStage
+from unisono.parallel.run.pipeline.stage_messages import begin
 from unisono.parallel.training_mesh import TrainingMesh
-from unisono.pipeline import TaskGroup
 from unisono.torch_backend import skip_message_setup
 
 _PartLoss = Callable[[Any, Microbatch], torch.Tensor]
@@ -42,9 +40,8 @@ class PipelineRunner:
         passes: StagePasses,
     ) -> None:
         """`stages`: number and modules of each stage of this rank. `call`: that of the model."""
-        self._mesh, self._call, self._loss, self._passes = mesh, call, loss, passes
+        self._mesh, self._loss, self._passes = mesh, loss, passes
         self._count = microbatches
-        self._traced = [each for _, each in stages if isinstance(each, TracedStage)]
         self._microbatches: Sequence[Microbatch] = ()
         count, group = stage_count(mesh.layout), cast(dist.ProcessGroup, mesh.group("pp"))
         self._stages = [
@@ -55,7 +52,7 @@ class PipelineRunner:
                 group,
                 microbatches=microbatches,
                 passes=passes,
-                resume=call.resume,
+                call=call,
             )
             for number, module in stages
         ]
@@ -65,8 +62,8 @@ class PipelineRunner:
 
     def check(self, part: BatchPart) -> None:
         """Raises `ValueError` for a microbatch that a traced stage does not take."""
-        for stage in self._traced:
-            stage.check(part.microbatches[0].inputs)
+        for stage in self._stages:
+            stage.submod.check(part.microbatches[0].inputs)
 
     def run(self, part: BatchPart | None) -> list[torch.Tensor]:
         """Accumulates the gradients of a batch; returns its losses on the rank of the last stage.
@@ -99,7 +96,7 @@ class PipelineRunner:
             self._leave_out_dropout()
             for stage in self._stages:
                 for number in range(self._count):
-                    for work in [_begun(each) for each in stage.get_fwd_recv_ops(number)]:
+                    for work in [begin(each) for each in stage.get_fwd_recv_ops(number)]:
                         work.wait()
                     output = stage.forward_one_chunk(number)
                     if stage.is_last:
@@ -108,7 +105,7 @@ class PipelineRunner:
                     for each in self._stages:
                         if each.stage_index == stage.stage_index + 1:
                             each.set_local_fwd_input(output, number)
-                    sent += [_begun(each) for each in stage.get_fwd_send_ops(number)]
+                    sent += [begin(each) for each in stage.get_fwd_send_ops(number)]
             for work in sent:
                 work.wait()
         finally:
@@ -121,17 +118,15 @@ class PipelineRunner:
         """Puts traced stages into eval mode; other modules are in it already."""
         try:
             for stage in self._stages:
-                if isinstance(stage.submod, TracedStage):
-                    stage.submod = stage.submod.in_eval_mode()
+                stage.submod = stage.submod.in_eval_mode()
         except ValueError as error:
-            self._passes.failure.note(error)
+            self._passes.errors.fail(error)
 
     def _begin(self, part: BatchPart | None) -> None:
         self._passes.clock.restart()
         self._microbatches = () if part is None else part.microbatches
         for stage in self._stages:
             stage.inputs = [each.inputs for each in self._microbatches]
-            stage.call = self._call.with_inputs if part is None or part.is_pair else self._call
 
     def _end(self) -> None:
         for stage in self._stages:
@@ -141,26 +136,19 @@ class PipelineRunner:
 
     def _loss_of(self, output: Any, number: torch.Tensor) -> torch.Tensor:
         """Returns the loss of a microbatch; zero after a failure."""
-        if not self._passes.failure.is_found:
+        if not self._passes.errors.is_failed:
             try:
-                last = next(each for each in self._stages if each.is_last).submod
-                found = last.model_output(output) if isinstance(last, TracedStage) else output
+                last = next(each for each in self._stages if each.is_last)
+                found = last.submod.model_output(output)
                 return self._loss(found, self._microbatches[int(number)])
             except Exception as error:
-                self._passes.failure.note(error)
+                self._passes.errors.fail(error)
         return torch.zeros(())
-
-    def tasks(self) -> list[list[TaskGroup]]:
-        """Returns the forward and backward passes of each rank of the pipeline, in order."""
-        return pipeline_tasks(self._mesh.layout, self._count)
 
     def result_bytes(self) -> dict[int, MessageBytes]:
         """Returns the sizes of the last step's results, by stage of this rank."""
-        return {
-            each.stage_index: (each.last_form.result_bytes, each.last_form.gradient_bytes)
-            for each in self._stages
-            if each.last_form is not None
-        }
+        forms = {each.stage_index: each.last_form for each in self._stages}
+        return {number: form.nbytes for number, form in forms.items() if form is not None}
 
     def regathers(self) -> dict[int, int]:
         """Returns, for each stage of this rank, how often torch gathers its split weights again.
@@ -186,14 +174,3 @@ class PipelineRunner:
         )
         skip_message_setup(schedule)  # not all ranks may make a schedule at the same step
         return schedule
-
-
-def _begun(operation: dist.P2POp) -> Any:
-    """Begins a send or a receive."""
-    peer = "group_dst" if operation.op is dist.isend else "group_src"
-    return operation.op(
-        operation.tensor,
-        group=operation.group,
-        tag=operation.tag,
-        **{peer: operation.group_peer},
-    )

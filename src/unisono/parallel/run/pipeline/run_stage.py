@@ -12,34 +12,28 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
-from unisono.parallel.run.batch.batch_tree import replace_leaves
-from unisono.parallel.run.pipeline.block_stages import BlockStage
+from unisono.parallel.run.batch.batch_tree import copied
+from unisono.parallel.run.batch.model_call import ModelCall
 from unisono.parallel.run.pipeline.split_backward import add_parameter_gradients, without_inputs
 from unisono.parallel.run.pipeline.stage_messages import Boundary, ResultReceiver, ResultSender
 from unisono.parallel.run.pipeline.stage_result import ResultForm, put_together, take_apart
-from unisono.parallel.run.pipeline.traced_stages import TracedStage
-from unisono.parallel.run.step.stage_clock import StageClock
-from unisono.parallel.run.step.step_errors import StepFailure
+from unisono.parallel.run.step.pass_context import PassContext
+from unisono.parallel.run.step.run_clock import RunClock
+from unisono.parallel.run.step.step_errors import StepErrors
 from unisono.torch_backend import pipeline_stage_base, version_of, without_view
 
 _REENTRANT = "use_reentrant=True"  # in torch's error about a backward pass in two parts
-
-
-LastPass = Callable[[int], AbstractContextManager[None]]
-"""Makes the context of the last backward pass of a stage in a step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StagePasses:
     """The objects that the stages of a rank share with the run."""
 
-    clock: StageClock
-    failure: StepFailure
-    enter: Callable[[int], AbstractContextManager[None]]
-    """Makes a microbatch the one in progress during its forward pass."""
-    reenter: Callable[[int], AbstractContextManager[None]]
-    """Makes a microbatch the one in progress during its backward pass, which may recompute."""
-    last: LastPass
+    clock: RunClock
+    errors: StepErrors
+    context: PassContext
+    last: Callable[[int], AbstractContextManager[None]]
+    """Makes the context of the last backward pass of a stage in a step."""
 
 
 @dataclass(slots=True)
@@ -76,17 +70,14 @@ class RunStage(_Base):  # type: ignore[misc]
         *,
         microbatches: int,
         passes: StagePasses,
-        resume: Callable[[nn.Module, Any, Any], Any],
+        call: ModelCall,
     ) -> None:
-        """`number`: that of the stage, of `count` stages. `group`: the ranks of the pipeline.
-        `resume`: computes a later stage, from the result of the stage before and the inputs."""
+        """`number`: that of the stage, of `count` stages. `group`: the ranks of the pipeline."""
         super().__init__(module, number, count, torch.device("cpu"), group)
         self.args_recv_info = {0: ()}  # torch looks here for connections that skip stages
         self.inputs: Sequence[Any] = ()
         """The inputs of each microbatch of the step, for stages that call a model with them."""
-        self.call: Callable[[nn.Module, Any], Any] | None = None
-        """The call of a model with inputs."""
-        self._shared, self._microbatches, self._resume = passes, microbatches, resume
+        self._shared, self._microbatches, self._model_call = passes, microbatches, call
         self._under_way: dict[int, _Passes] = {}
         self._local: dict[int, tuple[list[torch.Tensor], ResultForm]] = {}
         self._input_gradients: dict[int, Sequence[torch.Tensor | None] | None] = {}
@@ -135,14 +126,14 @@ class RunStage(_Base):  # type: ignore[misc]
         begin_s = time.monotonic()
         found = None
         if arrived is None:
-            self._shared.failure.note_elsewhere()
-        if not self._shared.failure.is_found:
+            self._shared.errors.is_failed = True
+        if not self._shared.errors.is_failed:
             assert arrived is not None
             try:
-                with self._shared.enter(fwd_chunk_id):
+                with self._shared.context.forward(fwd_chunk_id):
                     found = self._forward(fwd_chunk_id, *arrived)
             except Exception as error:
-                self._shared.failure.note(error)
+                self._shared.errors.fail(error)
         self._shared.clock.record("F", fwd_chunk_id, self.stage_index, begin_s)
         return found
 
@@ -164,7 +155,7 @@ class RunStage(_Base):  # type: ignore[misc]
             finalize_later(True)
         if form is None:
             leaves: list[torch.Tensor] = []
-            result = self._call_model(self.inputs[microbatch])
+            result = self.submod.begin(self._model_call, copied(self.inputs[microbatch]))
         else:
             pairs = zip(arrived, form.tensors, strict=True)
             leaves = [x.detach().requires_grad_(each.needs_gradient) for x, each in pairs]
@@ -186,23 +177,6 @@ class RunStage(_Base):  # type: ignore[misc]
         self._under_way[microbatch] = _Passes(leaves, results)
         return results, own_form
 
-    def _call_model(self, inputs: Any) -> Any:
-        """Runs the stage on a copy of a batch, because modules may change inputs in place, and
-        microbatches share memory."""
-        copies: list[torch.Tensor] = []
-
-        def copied(_: str, leaf: Any) -> Any:
-            if not isinstance(leaf, torch.Tensor):
-                return leaf
-            copies.append(leaf.clone())
-            return copies[-1]
-
-        values = replace_leaves(inputs, copied)
-        if isinstance(self.submod, TracedStage):
-            return self.submod(*copies)
-        assert self.call is not None
-        return self.call(self.submod, values)
-
     def _call(self, microbatch: int, leaves: Sequence[torch.Tensor], form: ResultForm) -> Any:
         """Runs the stage on leaves of its graph. Modules may change their inputs in place, which
         torch does not permit for leaves."""
@@ -211,14 +185,8 @@ class RunStage(_Base):  # type: ignore[misc]
         else:
             values = [without_view(x) if x.requires_grad else x for x in leaves]
         before = [version_of(each) for each in values]
-        inputs = self.inputs[microbatch]
-        if isinstance(self.submod, TracedStage):
-            result = self.submod(*values)
-        elif isinstance(self.submod, BlockStage):
-            with self.submod.resuming(put_together(form, values)):
-                result = self._call_model(inputs)
-        else:
-            result = self._resume(self.submod, put_together(form, values), inputs)
+        arrived = put_together(form, values)
+        result = self.submod.resume(self._model_call, arrived, self.inputs[microbatch])
         if self._before is None:
             is_changed = [version_of(each) for each in values] != before
             if is_changed and not self._changes_inputs:
@@ -241,13 +209,12 @@ class RunStage(_Base):  # type: ignore[misc]
         """Runs the backward pass of a microbatch, or its first part: the gradients of inputs."""
         begin_s = time.monotonic()
         passes = self._under_way.get(bwd_chunk_id)
-        gradients = None
-        if passes is not None and not self._shared.failure.is_found:
-            try:
-                with self._shared.reenter(bwd_chunk_id), self._last(last_backward):
-                    gradients = self._backward(bwd_chunk_id, passes, loss, full_backward)
-            except Exception as error:
-                self._fail(error)
+        gradients = self._computed(
+            bwd_chunk_id,
+            passes,
+            last_backward,
+            lambda passes: self._backward(bwd_chunk_id, passes, loss, full_backward),
+        )
         if full_backward:
             self._under_way.pop(bwd_chunk_id, None)
         self._input_gradients[bwd_chunk_id] = gradients
@@ -258,16 +225,26 @@ class RunStage(_Base):  # type: ignore[misc]
         """Runs the second part of a backward pass: the gradients of parameters."""
         begin_s = time.monotonic()
         passes = self._under_way.pop(bwd_chunk_id, None)
-        if passes is not None and not self._shared.failure.is_found:
-            try:
-                with self._shared.reenter(bwd_chunk_id), self._last(last_backward):
-                    self._backward_weights(passes)
-            except Exception as error:
-                self._fail(error)
+        self._computed(bwd_chunk_id, passes, last_backward, self._backward_weights)
         self._shared.clock.record("W", bwd_chunk_id, self.stage_index, begin_s)
 
-    def _last(self, is_last: bool) -> AbstractContextManager[None]:
-        return self._shared.last(self.stage_index) if is_last else nullcontext()
+    def _computed(
+        self,
+        microbatch: int,
+        passes: _Passes | None,
+        is_last: bool,
+        compute: Callable[[_Passes], Any],
+    ) -> Any:
+        """Returns what a backward pass computes; None after a failure."""
+        if passes is None or self._shared.errors.is_failed:
+            return None
+        last = self._shared.last(self.stage_index) if is_last else nullcontext()
+        try:
+            with self._shared.context.backward(microbatch), last:
+                return compute(passes)
+        except Exception as error:
+            self._fail(error)
+        return None
 
     def _fail(self, error: Exception) -> None:
         cause = error.__cause__  # torch wraps an error in its description of all tensors
@@ -278,7 +255,7 @@ class RunStage(_Base):  # type: ignore[misc]
                 "after the other, which torch.utils.checkpoint(use_reentrant=True) does not "
                 "permit; use_reentrant=False or schedule = 1f1b works"
             )
-        self._shared.failure.note(found)
+        self._shared.errors.fail(found)
 
     def _backward(
         self, microbatch: int, passes: _Passes, loss: torch.Tensor | None, is_whole: bool

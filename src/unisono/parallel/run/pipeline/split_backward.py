@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from unisono.parallel.run.step.graph_checks import graph_nodes
 
 
 def without_inputs(results: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) -> list[int]:
@@ -19,22 +21,8 @@ def without_inputs(results: Sequence[torch.Tensor], leaves: Sequence[torch.Tenso
     return [
         place
         for place, each in enumerate(results)
-        if each.requires_grad and not _reaches(get_gradient_edge(each).node, ends)
+        if each.requires_grad and ends.isdisjoint(graph_nodes([get_gradient_edge(each).node]))
     ]
-
-
-def _reaches(begin: Node, ends: set[Node]) -> bool:
-    """Returns True if an autograd graph leads from a node to one of the ends."""
-    waiting, seen = [begin], {begin}
-    while waiting:
-        node = waiting.pop()
-        if node in ends:
-            return True
-        for after, _ in node.next_functions:
-            if after is not None and after not in seen:
-                seen.add(after)
-                waiting.append(after)
-    return False
 
 
 def add_parameter_gradients(groups: list[dict[str, Any]]) -> None:

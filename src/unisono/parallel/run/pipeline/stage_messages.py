@@ -14,13 +14,15 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import distributed as dist
 
 from unisono.parallel.run.pipeline.stage_result import ResultForm, TensorForm
 from unisono.torch_backend import storage_uses
+
+_T = TypeVar("_T")
 
 _HEADER, _FORM, _RESULT, _GRADIENT = range(4)
 _HEADER_NUMBERS = 2
@@ -31,7 +33,7 @@ _FORM_SIZES = 2**32
 """The second number of a header is the size of the form, plus this times the microbatches."""
 _STAGES = 2**12
 """More stages than any pipeline has."""
-_KEPT_FORMS = 256
+_KEPT_FORMS = 256  # on both sides of a boundary the same
 _KEPT_BUFFERS = 4  # batch shapes whose receive memory is kept
 _ALONE = 2  # uses of memory that only its own tensor uses
 
@@ -58,6 +60,23 @@ class Boundary:
         return dist.P2POp(call, tensor, group=self.group, group_peer=self.peer, tag=tag)
 
 
+class _Recent(OrderedDict[int, _T]):
+    """The values of the keys that were used last."""
+
+    def find(self, key: int) -> _T | None:
+        """Returns the value of a key, which counts as used now."""
+        if key in self:
+            self.move_to_end(key)
+        return self.get(key)
+
+    def keep(self, key: int, value: _T, most: int) -> _T:
+        """Adds a value, and drops values of other keys, so that at most `most` are left."""
+        self[key] = value
+        while len(self) > most:
+            self.popitem(last=False)
+        return value
+
+
 class ReceiveMemory:
     """Memory for the tensors of each microbatch, with the operations that receive them.
 
@@ -66,17 +85,16 @@ class ReceiveMemory:
 
     def __init__(self, boundary: Boundary, kind: int) -> None:
         self._boundary, self._kind = boundary, kind
-        self._kept: OrderedDict[object, dict[int, list[dist.P2POp]]] = OrderedDict()
+        self._kept = _Recent[dict[int, list[dist.P2POp]]]()
 
     def operations(
-        self, key: object, forms: Sequence[TensorForm], microbatch: int
+        self, key: int, forms: Sequence[TensorForm], microbatch: int
     ) -> list[dist.P2POp]:
         """Returns the operations that receive the tensors of a microbatch. `key`: that of all
         tensors of this form."""
-        kept = self._kept.setdefault(key, {})
-        self._kept.move_to_end(key)
-        while len(self._kept) > _KEPT_BUFFERS:
-            self._kept.popitem(last=False)
+        kept = self._kept.find(key)
+        if kept is None:
+            kept = self._kept.keep(key, {}, _KEPT_BUFFERS)
         found = kept.get(microbatch)
         if found is None:
             found = kept[microbatch] = [self._operation(each, microbatch) for each in forms]
@@ -90,33 +108,16 @@ class ReceiveMemory:
         memory = torch.empty(form.shape, dtype=form.dtype)
         return self._boundary.receive(memory, self._kind, microbatch)
 
-    def tensors(self, key: object, microbatch: int) -> list[torch.Tensor]:
+    def tensors(self, key: int, microbatch: int) -> list[torch.Tensor]:
         """Returns the tensors that the operations of a microbatch have received."""
         return [each.tensor for each in self._kept[key][microbatch]]
-
-
-class KnownForms:
-    """The forms that a boundary has carried. Both sides keep and drop the same forms."""
-
-    def __init__(self) -> None:
-        self._forms: OrderedDict[int, ResultForm] = OrderedDict()
-
-    def find(self, digest: int) -> ResultForm | None:
-        if digest in self._forms:
-            self._forms.move_to_end(digest)
-        return self._forms.get(digest)
-
-    def add(self, digest: int, form: ResultForm) -> None:
-        self._forms[digest] = form
-        if len(self._forms) > _KEPT_FORMS:
-            self._forms.popitem(last=False)
 
 
 class ResultSender:
     """Sends the results of a stage to the next rank, and receives their gradients."""
 
     def __init__(self, boundary: Boundary) -> None:
-        self._boundary, self._known = boundary, KnownForms()
+        self._boundary, self._known = boundary, _Recent[ResultForm]()
         self._memory = ReceiveMemory(boundary, _GRADIENT)
         self._form: ResultForm | None = None
         self._has_begun = False
@@ -154,7 +155,7 @@ class ResultSender:
         header = torch.tensor([form.digest, count + (len(form.text) if is_new else 0)])
         if not is_new:
             return [send(header, _HEADER)]
-        self._known.add(form.digest, form)
+        self._known.keep(form.digest, form, _KEPT_FORMS)
         text = torch.frombuffer(bytearray(form.text), dtype=torch.uint8)
         return [send(header, _HEADER), send(text, _FORM)]
 
@@ -176,7 +177,7 @@ class ResultReceiver:
     """Receives the results of the stage before from its rank, and sends their gradients."""
 
     def __init__(self, boundary: Boundary) -> None:
-        self._boundary, self._known = boundary, KnownForms()
+        self._boundary, self._known = boundary, _Recent[ResultForm]()
         self._memory = ReceiveMemory(boundary, _RESULT)
         self._header = torch.zeros(_HEADER_NUMBERS, dtype=torch.int64)
         self.restart()
@@ -196,15 +197,14 @@ class ResultReceiver:
         """
         if self._first is None:
             self._first = microbatch
-            operation = self._boundary.receive(self._header, _HEADER)
-            self._pending = _begin(operation)
+            self._pending = begin(self._boundary.receive(self._header, _HEADER))
             return []
         return self._operations(microbatch)
 
     def tensors(self, microbatch: int) -> list[torch.Tensor] | None:
         """Returns the results of a microbatch; None if the stage before has failed."""
         if microbatch == self._first:
-            for work in [_begin(each) for each in self._operations(microbatch)]:
+            for work in [begin(each) for each in self._operations(microbatch)]:
                 work.wait()
         self._learn()
         return None if self.form is None else self._memory.tensors(self.form.digest, microbatch)
@@ -231,8 +231,8 @@ class ResultReceiver:
             )
         if size:
             text = torch.empty(size, dtype=torch.uint8)
-            _begin(self._boundary.receive(text, _FORM)).wait()
-            self._known.add(digest, ResultForm.from_text(bytes(text.tolist())))
+            begin(self._boundary.receive(text, _FORM)).wait()
+            self._known.keep(digest, ResultForm.from_text(bytes(text.tolist())), _KEPT_FORMS)
         self.form = self._known.find(digest) if digest else None
 
     def sends(
@@ -254,11 +254,12 @@ class ResultReceiver:
         return found
 
 
-def _begin(operation: dist.P2POp) -> Any:
-    """Begins a receive."""
+def begin(operation: dist.P2POp) -> Any:
+    """Begins a send or a receive."""
+    peer = "group_dst" if operation.op is dist.isend else "group_src"
     return operation.op(
         operation.tensor,
         group=operation.group,
         tag=operation.tag,
-        group_src=operation.group_peer,
+        **{peer: operation.group_peer},
     )

@@ -28,11 +28,6 @@ class TensorForm:
     placement: Placement | None = None
     """The division of its positions over the ranks of `cp`; None for a whole tensor."""
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the tensor."""
-        return math.prod(self.shape) * self.dtype.itemsize
-
 
 @dataclass(frozen=True)
 class ResultForm:
@@ -48,15 +43,11 @@ class ResultForm:
         """The forms of the tensors."""
         return tuple(each for each in self.leaves if isinstance(each, TensorForm))
 
-    @cached_property
-    def result_bytes(self) -> int:
-        """Bytes of the tensors."""
-        return sum(each.nbytes for each in self.tensors)
-
-    @cached_property
-    def gradient_bytes(self) -> int:
-        """Bytes of the tensors that need a gradient."""
-        return sum(each.nbytes for each in self.tensors if each.needs_gradient)
+    @property
+    def nbytes(self) -> tuple[int, int]:
+        """Bytes of the tensors, and of those that need a gradient."""
+        pairs = [(each, math.prod(each.shape) * each.dtype.itemsize) for each in self.tensors]
+        return sum(n for _, n in pairs), sum(n for each, n in pairs if each.needs_gradient)
 
     @cached_property
     def text(self) -> bytes:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,109 +17,69 @@ from torch import fx, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from unisono.errors import UnsupportedError
-from unisono.parallel.run.batch.batch_tree import BatchTree, replace_leaves, tensors_in
+from unisono.parallel.run.batch.batch_tree import BatchTree, Frame
 from unisono.parallel.run.batch.model_call import ModelCall
 from unisono.parallel.run.loss.own_loss import LossWatch, TracedLoss, model_loss
+from unisono.parallel.run.step.graph_checks import functions_of, graph_nodes
 from unisono.torch_backend import is_type_check, own_buffers, own_parameters
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype)
 
 
-class _Result:
-    """The place of a tensor among the results of a graph."""
-
-    def __init__(self, place: int) -> None:
-        self.place = place
+def _plain(leaf: Any) -> Any:
+    """Returns a leaf of an output; None for other objects, such as caches of attention."""
+    return leaf if isinstance(leaf, _PLAIN) else None
 
 
 class TracedCall:
-    """Calls a model with tensors, and returns the tensors of its output.
+    """A forward pass as a function of a batch's tensors, which returns the tensors of its output.
 
     With the model's own loss, these are the loss and its weight.
     """
 
-    def __init__(
-        self, model: nn.Module, call: ModelCall, example: BatchTree, *, needs_loss: bool
-    ) -> None:
+    def __init__(self, call: ModelCall, example: BatchTree, *, needs_loss: bool) -> None:
         """`example`: a microbatch as the model receives it. `needs_loss`: the output is needed for
         its own loss alone."""
-        self._model, self._call, self.example = model, call, example
-        self._needs_loss = needs_loss
-        self._output: Any = None
-        self._problem: ValueError | None = None
-        self._is_sum = False
+        self._call, self.example, self._needs_loss = call, example, needs_loss
+        self._frame: Frame | None = None
+        """What is around the tensors of an output, from the last call."""
+        self._problem: str | None = None
+        """Why the weight of the loss is not known."""
 
-    def module(self) -> nn.Module:
-        """Returns a module with the parameters of the model, under their names, that is called with
+    def module(self, model: nn.Module) -> nn.Module:
+        """Returns a module with the parameters of a model, under their names, that is called with
         the tensors of a batch."""
-        found = copy.copy(self._model)
-        found.forward = self._forward
+        found = copy.copy(model)
+        found.forward = partial(self._forward, model)
         return found
 
-    def _forward(self, *tensors: torch.Tensor) -> Any:
+    def _forward(self, model: nn.Module, *tensors: torch.Tensor) -> Any:
         value = self.example.with_tensors(tensors)
         if not self._needs_loss:
-            return self._taken_apart(self._call.on_example(self._model, value))
+            output = self._call.on_example(model, value)
+            self._frame, found = Frame.of(output, _plain)
+            if not found:
+                raise ValueError(f"the model returns no tensor, but {type(output).__name__}")
+            return found[0] if len(found) == 1 else tuple(found)
         watch = LossWatch()
         with watch.passing():
-            loss = model_loss(self._call.on_example(self._model, value), value)
+            loss = model_loss(self._call.on_example(model, value), value)
         try:
             known, targets = watch.known(loss)
         except ValueError as error:  # the batch may have one part only
-            self._problem = error
+            self._problem = str(error)
             return loss
-        self._is_sum = known.is_sum
         if known.is_sum:
             return loss
-        return loss, torch.as_tensor(known.count(targets)).double()
+        return loss, torch.as_tensor(known.weight(targets)).double()
 
-    def _taken_apart(self, output: Any) -> Any:
-        """Returns the tensors of an output, and keeps what is around them."""
-        found: list[torch.Tensor] = []
-
-        def taken(_: str, leaf: Any) -> Any:
-            if isinstance(leaf, torch.Tensor):
-                found.append(leaf)
-                return _Result(len(found) - 1)
-            return leaf if isinstance(leaf, _PLAIN) else None  # such as caches of attention
-
-        self._output = replace_leaves(output, taken)
-        if not found:
-            raise ValueError(f"the model returns no tensor, but {type(output).__name__}")
-        return found[0] if len(found) == 1 else tuple(found)
-
-    def output(self) -> TracedOutput:
-        """Returns how the results of the graph become the output of the model. Call after the
-        trace."""
-        return TracedOutput(
-            value=self._output,
-            has_loss=self._needs_loss,
-            is_sum=self._is_sum,
-            problem=None if self._problem is None else str(self._problem),
-        )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TracedOutput:
-    """The nested values around the results of a graph."""
-
-    value: Any
-    has_loss: bool
-    """True if the results are the model's own loss and its weight."""
-    is_sum: bool
-    problem: str | None
-    """Why the weight of the loss is not known."""
-
-    def of(self, results: Any) -> Any:
-        """Returns the output of the model, from the results of the graph."""
+    def output_of(self, results: Any) -> Any:
+        """Returns the output of the model from the results of the graph."""
         several: Sequence[Any] = results if isinstance(results, (tuple, list)) else [results]
-        if not self.has_loss:
-            return replace_leaves(
-                self.value,
-                lambda _, leaf: several[leaf.place] if isinstance(leaf, _Result) else leaf,
-            )
+        if self._frame is not None:
+            return self._frame.filled(several)
         weight = several[1] if len(several) > 1 else None
-        return TracedLoss(several[0], weight, self.problem)
+        return TracedLoss(several[0], weight, self._problem)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,19 +178,12 @@ def _output_without_data(model: nn.Module, example: Sequence[torch.Tensor], mode
 
 def _refuse_functions(name: str, output: Any) -> None:
     """Raises `ValueError` if a model uses an autograd function that is written in Python."""
-    waiting: list[Any] = [each.grad_fn for each in tensors_in(output)]
-    seen = set[Any]()
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
+    for node in graph_nodes(functions_of(output)):
         if isinstance(node, torch.autograd.function.BackwardCFunction):
             raise ValueError(
                 f"pp traces {name}, but its graph has no backward pass of the "
                 f"autograd function {type(node).__name__.removesuffix('Backward')}; pp = 1 works"
             )
-        waiting += [each for each, _ in node.next_functions]
 
 
 def _measure(module: fx.GraphModule, example: Sequence[torch.Tensor], mode: Any) -> TracedGraph:

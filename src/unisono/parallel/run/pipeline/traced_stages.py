@@ -15,14 +15,16 @@ import torch
 from torch import fx, nn
 
 from unisono.parallel.precision import Precision, traced_weights
-from unisono.parallel.run.batch.batch_tree import BatchTree
+from unisono.parallel.run.batch.batch_tree import BatchTree, tensors_in
+from unisono.parallel.run.batch.model_call import ModelCall
 from unisono.parallel.run.pipeline.graph_cuts import (
     GraphOperations,
     choose_cuts,
     memory_of,
     written_by,
 )
-from unisono.parallel.run.pipeline.traced_graph import TracedCall, TracedOutput, trace
+from unisono.parallel.run.pipeline.model_stages import PipelineStage
+from unisono.parallel.run.pipeline.traced_graph import TracedCall, trace
 from unisono.parallel.run.rank_agreement import of_rank_0
 from unisono.torch_backend import own_buffers, own_parameters
 
@@ -68,26 +70,21 @@ def leave_out_dropout(node: fx.Node) -> None:
         )
 
 
-class TracedStage(fx.GraphModule):
+class TracedStage(PipelineStage, fx.GraphModule):
     """A part of a model's graph, with its parameters under their names in the model."""
 
-    example: BatchTree
-    """A microbatch of the whole model, for which the graph was traced."""
-    output: TracedOutput
-    """How the results of the last stage become the output of the model."""
+    traced: TracedCall
+    """The call of the whole model that was traced."""
 
     def check(self, inputs: Any) -> None:
-        """Raises `ValueError` if the inputs of a microbatch have other names, shapes, types or
-        plain values than the example."""
-        found = BatchTree.of(inputs)
-        if found.text != self.example.text:
+        """Raises `ValueError` for other names, shapes, types or plain values than the example's."""
+        found, example = BatchTree.of(inputs), self.traced.example
+        if found.text != example.text:
             raise ValueError(
-                f"the model was traced for batches with {self.example.text}, got {found.text}; pass"
-                " batches with the names and values of `example`"
+                f"the model was traced for batches with {example.text}, got {found.text}; pass "
+                "batches with the names and values of `example`"
             )
-        for name, each, expected in zip(
-            found.names, found.tensors, self.example.tensors, strict=True
-        ):
+        for name, each, expected in zip(found.names, found.tensors, example.tensors, strict=True):
             of = f" of {name}" if name else ""
             if each.shape != expected.shape:
                 raise ValueError(
@@ -100,9 +97,14 @@ class TracedStage(fx.GraphModule):
                     "pass batches of the type of `example`"
                 )
 
+    def begin(self, _: ModelCall, batch: Any) -> Any:
+        return self(*tensors_in(batch))
+
+    def resume(self, _: ModelCall, arrived: Any, __: Any) -> Any:
+        return self(*arrived) if isinstance(arrived, tuple) else self(arrived)
+
     def model_output(self, results: Any) -> Any:
-        """Returns the output of the model from the results of the last stage."""
-        return self.output.of(results)
+        return self.traced.output_of(results)
 
     def in_eval_mode(self) -> TracedStage:
         """Returns this stage without dropout, as it is in eval mode.
@@ -114,11 +116,13 @@ class TracedStage(fx.GraphModule):
         for node in graph.nodes:
             leave_out_dropout(node)
         found = TracedStage(self, graph)
-        found.example, found.output = self.example, self.output
+        found.traced = self.traced
         return found
 
 
-def traced_stages(call: TracedCall, stages: int, precision: Precision) -> list[TracedStage]:
+def traced_stages(
+    model: nn.Module, call: TracedCall, stages: int, precision: Precision
+) -> list[TracedStage]:
     """Cuts a model into stages with similar numbers of FLOPs. No weight is copied.
     Collective.
 
@@ -126,7 +130,7 @@ def traced_stages(call: TracedCall, stages: int, precision: Precision) -> list[T
     does not use belong to the first stage. Raises `ValueError` for a model that cannot be traced or
     cut.
     """
-    model = call.module()
+    model = call.module(model)
     with traced_weights(model, precision) as weights:
         traced = trace(model, *call.example.tensors)
     for module in traced.module.modules():
@@ -138,7 +142,7 @@ def traced_stages(call: TracedCall, stages: int, precision: Precision) -> list[T
     found = []
     for first, end in zip(firsts, [*firsts[1:], len(operations.nodes)], strict=True):
         found.append(_stage(operations, first, end))
-        found[-1].example, found[-1].output = call.example, call.output()
+        found[-1].traced = call
     for stage in found:
         _forget_constants(model, stage)
     _keep_unused(model, found)
@@ -158,41 +162,38 @@ def _forget_constants(model: nn.Module, stage: nn.Module) -> None:
             names.setdefault(id(buffer), name)
     for name, buffer in list(stage.named_buffers()):
         saved_as = names.get(id(buffer))
-        if saved_as == name:
-            continue
-        owner, attribute = _place(stage, name)
-        delattr(owner, attribute)
-        owner.register_buffer(attribute, buffer, persistent=False)
-        if saved_as is not None:
-            owner, attribute = _place(stage, saved_as)
-            owner.register_buffer(attribute, buffer)
+        if saved_as != name:
+            _register(stage, name, buffer, persistent=False)
+            if saved_as is not None:
+                _register(stage, saved_as, buffer)
 
 
 def _keep_unused(model: nn.Module, stages: Sequence[nn.Module]) -> None:
     """Gives the parameters and persistent buffers that no stage has to the first stage, so that a
     checkpoint has them."""
     used = {id(each) for stage in stages for each in stage.parameters()}
-    for name, parameter in model.named_parameters():
-        if id(parameter) not in used:
-            owner, attribute = _place(stages[0], name)
-            owner.register_parameter(attribute, parameter)
+    unused: list[tuple[str, torch.Tensor]] = [
+        pair for pair in model.named_parameters() if id(pair[1]) not in used
+    ]
     state = model.state_dict(keep_vars=True)
     saved = {name for stage in stages for name in stage.state_dict(keep_vars=True)}
-    for name, buffer in model.named_buffers():
-        if name in state and name not in saved:
-            owner, attribute = _place(stages[0], name)
-            owner.register_buffer(attribute, buffer)
+    unused += [pair for pair in model.named_buffers() if pair[0] in state.keys() - saved]
+    for name, each in unused:
+        _register(stages[0], name, each)
 
 
-def _place(root: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """Returns the module that holds a tensor of this name, and the name there. Adds modules."""
+def _register(root: nn.Module, name: str, tensor: torch.Tensor, *, persistent: bool = True) -> None:
+    """Gives a tensor to a module under a name in it. Adds modules."""
     path, _, attribute = name.rpartition(".")
     owner = root
     for part in path.split(".") if path else ():
         if not hasattr(owner, part):
             owner.add_module(part, nn.Module())
         owner = owner.get_submodule(part)
-    return owner, attribute
+    if isinstance(tensor, nn.Parameter):
+        owner.register_parameter(attribute, tensor)
+    else:
+        owner.register_buffer(attribute, tensor, persistent=persistent)
 
 
 def _stage(operations: GraphOperations, first: int, end: int) -> TracedStage:

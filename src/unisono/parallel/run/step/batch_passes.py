@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch import nn
 
-from unisono.parallel.precision import ComputedWeights, Precision
+from unisono.parallel.precision import ComputedWeights
 from unisono.parallel.run.batch.batch_parts import BatchPart, Microbatch
 from unisono.parallel.run.batch.batch_tree import replace_leaves
 from unisono.parallel.run.batch.model_call import ModelCall
+from unisono.parallel.run.divided_model import DividedModel
 from unisono.parallel.run.loss.batch_loss import BatchLoss
+from unisono.parallel.run.parameters.gradient_sums import GradientSums
 from unisono.parallel.run.pipeline.pipeline_runner import PipelineRunner
-from unisono.parallel.run.pipeline.run_stage import LastPass, StagePasses
-from unisono.parallel.run.pipeline.schedules import check_microbatches
+from unisono.parallel.run.pipeline.run_stage import StagePasses
+from unisono.parallel.run.pipeline.schedules import check_microbatches, pipeline_tasks
 from unisono.parallel.run.step.pass_context import PassContext
-from unisono.parallel.run.step.stage_clock import StageClock
 from unisono.parallel.run.step.step_checks import StepChecks
-from unisono.parallel.run.step.step_errors import StepFailure
-from unisono.parallel.training_mesh import TrainingMesh
+from unisono.parallel.run.step.step_errors import StepErrors
+from unisono.pipeline import TaskGroup
 
 
 class BatchPasses:
@@ -30,29 +29,26 @@ class BatchPasses:
 
     def __init__(
         self,
-        stages: Sequence[tuple[int, nn.Module]],
-        mesh: TrainingMesh,
+        model: DividedModel,
         *,
         call: ModelCall,
         loss: BatchLoss,
         context: PassContext,
         checks: StepChecks,
-        failure: StepFailure,
-        last_pass: LastPass,
+        errors: StepErrors,
+        sums: GradientSums,
         microbatches: int,
-        precision: Precision,
     ) -> None:
-        """`call`: how the model is called. `last_pass`: makes the context of the last backward pass
-        of a stage.
+        """`call`: how the model is called. `sums`: those of gradients.
 
         Raises `ValueError` if the schedule of a pipeline needs another number of microbatches.
         """
-        self._stages, self._mesh, self._call = stages, mesh, call
+        self._model, self._mesh, self._call = model, model.mesh, call
         self._loss, self._context, self._checks = loss, context, checks
-        self._failure, self._precision, self._last_pass = failure, precision, last_pass
-        self._weights = ComputedWeights([each for _, each in stages], precision)
+        self._errors, self._precision, self._last_pass = errors, model.precision, sums.last_pass
+        self._weights = ComputedWeights(model.modules, model.precision)
         self._scale = 1.0
-        self.clock = StageClock()
+        self.clock = sums.clock
         self._runners: dict[int, PipelineRunner] = {}
         self.microbatches = microbatches
         """Number of microbatches of the last batch."""
@@ -63,6 +59,11 @@ class BatchPasses:
         """The pipeline of the current number of microbatches; None without a pipeline."""
         return self._runners.get(self.microbatches)
 
+    def tasks(self) -> list[list[TaskGroup]]:
+        """Returns the passes of each rank of a pipeline, in order; empty without a pipeline."""
+        layout = self._mesh.layout
+        return pipeline_tasks(layout, self.microbatches) if layout.pp > 1 else []
+
     def divide(self, microbatches: int) -> None:
         """Sets the number of microbatches of the next batches.
 
@@ -70,19 +71,16 @@ class BatchPasses:
         """
         check_microbatches(self._mesh.layout, microbatches)
         if self._mesh.layout.pp > 1 and microbatches not in self._runners:
+            passes = StagePasses(
+                clock=self.clock, errors=self._errors, context=self._context, last=self._last_pass
+            )
             self._runners[microbatches] = PipelineRunner(
-                self._stages,
+                self._model.stages,
                 self._mesh,
                 microbatches=microbatches,
                 call=self._call,
                 loss=self._part_loss,
-                passes=StagePasses(
-                    clock=self.clock,
-                    failure=self._failure,
-                    enter=self._context.forward,
-                    reenter=self._context.backward,
-                    last=self._last_pass,
-                ),
+                passes=passes,
             )
         self.microbatches = microbatches
 
@@ -109,9 +107,9 @@ class BatchPasses:
                 try:
                     losses = self._each(part, self._train_one)
                 except Exception as error:
-                    self._failure.note(error)
+                    self._errors.fail(error)
         if self._weights.are_changed:
-            self._checks.faults.note(
+            self._errors.note_fault(
                 "a forward pass changed a parameter in place, as embeddings with max_norm do, but "
                 f"passes use copies in {self._precision.computation_type}; change parameters "
                 "between steps; precision = None works"
@@ -126,18 +124,17 @@ class BatchPasses:
             try:
                 return [] if part is None else self._each(part, self._evaluate_one)
             except Exception as error:
-                self._failure.note(error)
+                self._errors.fail(error)
         return []
 
     def _each(self, part: BatchPart, one: Any) -> list[torch.Tensor]:
         """Runs all microbatches without a pipeline; returns their losses."""
         self.clock.restart()
-        call = self._call.with_inputs if part.is_pair else self._call
-        return [one(number, each, call) for number, each in enumerate(part.microbatches)]
+        return [one(number, each) for number, each in enumerate(part.microbatches)]
 
-    def _train_one(self, number: int, each: Microbatch, call: Any) -> torch.Tensor:
+    def _train_one(self, number: int, each: Microbatch) -> torch.Tensor:
         begin_s = time.monotonic()
-        loss = self._evaluate_one(number, each, call)
+        loss = self._evaluate_one(number, each)
         self.clock.record("F", number, 0, begin_s)
         begin_s = time.monotonic()
         is_last = number == self.microbatches - 1
@@ -146,10 +143,10 @@ class BatchPasses:
         self.clock.record("B", number, 0, begin_s)
         return loss
 
-    def _evaluate_one(self, number: int, each: Microbatch, call: Any) -> torch.Tensor:
-        ((_, model),) = self._stages
+    def _evaluate_one(self, number: int, each: Microbatch) -> torch.Tensor:
+        ((_, model),) = self._model.stages
         with self._context.forward(number):
-            output = call(model, each.inputs)
+            output = self._call(model, each.inputs)
         return self._part_loss(output, each)
 
     def _part_loss(self, output: Any, part: Microbatch) -> torch.Tensor:

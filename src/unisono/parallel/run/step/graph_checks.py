@@ -10,17 +10,16 @@ is a part too, so the ranks must sum it. What is computed elsewhere is equal on 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
 
 from unisono.parallel.divisible.exchanges import exchange_of
-from unisono.parallel.divisible.parameter_block import ParameterBlock
 from unisono.parallel.rank_grid import GROUPS
 from unisono.parallel.run.batch.batch_tree import tensors_in
+from unisono.parallel.run.model_checks import SCALED_BY_COUNTS, sparse_gradients
+from unisono.parallel.run.parameters.parameter_sets import HeldParameter
 from unisono.torch_backend import map_tensors, saved_by
 
 _INSTANCE_NORM = frozenset({"ViewBackward0", "RepeatBackward0"})
@@ -37,22 +36,15 @@ def graph_fault(
     `scale_grad_by_freq` and of batch norms in training mode.
     """
     allowed: set[int] | None = None
-    for node in _nodes(results, inputs):
+    for node in graph_nodes(functions_of(results), functions_of(inputs)):
         if hasattr(node, "variable"):
             allowed = allowed or known() | {id(each) for each in all_tensors(inputs)}
             if id(node.variable) not in allowed:
                 return _foreign(node.variable)
         elif parts > 1 and saved_by(node, "scale_grad_by_freq", False):
-            return (
-                "a lookup with scale_grad_by_freq divides gradients by the counts of rows in one "
-                "rank's microbatch, so training would depend on the layout; expected "
-                "scale_grad_by_freq = False; one rank with one microbatch works"
-            )
+            return f"a lookup {SCALED_BY_COUNTS}"
         elif zero >= 2 and saved_by(node, "sparse", False):
-            return (
-                f"a lookup with sparse = True has gradients that zero = {zero} cannot divide; "
-                "expected sparse = False; zero = 1 works"
-            )
+            return f"a lookup {sparse_gradients(zero)}"
         elif parts > 1 and _averages_over_samples(node):
             return (
                 "a batch norm in training mode averages over the samples of one rank and one "
@@ -83,17 +75,20 @@ def _foreign(tensor: torch.Tensor) -> str:
     )
 
 
-def _nodes(results: object, inputs: object) -> Iterator[Any]:
-    """Yields the nodes of the graph, without those that computed the inputs."""
-    seen = {each.grad_fn for each in all_tensors(inputs) if each.grad_fn is not None}
-    waiting = [each.grad_fn for each in all_tensors(results)]
+def graph_nodes(begin: Sequence[Any], ends: Iterable[Any] = ()) -> Iterator[Any]:
+    """Yields the nodes of an autograd graph that lead from some nodes to others, each once."""
+    seen, waiting = {None, *ends}, [*begin]
     while waiting:
         node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        yield node
-        waiting += [each for each, _ in node.next_functions]
+        if node not in seen:
+            seen.add(node)
+            yield node
+            waiting += [each for each, _ in node.next_functions]
+
+
+def functions_of(value: object) -> list[Any]:
+    """Returns the nodes that have computed the tensors in a value of any nesting."""
+    return [each.grad_fn for each in all_tensors(value) if each.grad_fn is not None]
 
 
 def all_tensors(value: object) -> list[torch.Tensor]:
@@ -112,34 +107,17 @@ _INTO_PART = frozenset({"sum_of_all", "gather_copies"})  # seen from the result
 _INTO_WHOLE = frozenset({"copy_to_all", "keep_part"})
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NamedBlock:
-    """A parameter's name and block."""
-
-    name: str
-    parameter: nn.Parameter
-    block: ParameterBlock
-
-    @property
-    def is_cut(self) -> bool:
-        """True if ranks of `tp` hold different parts."""
-        return "tp_row" not in GROUPS[self.block.held_by]
-
-    @property
-    def is_summed(self) -> bool:
-        """True if the ranks of `tp` sum the gradient of a whole parameter."""
-        return "tp_row" in GROUPS[self.block.summed_over]
-
-
-def region_fault(results: object, inputs: object, blocks: Mapping[int, NamedBlock]) -> str | None:
+def region_fault(
+    results: object, inputs: object, blocks: Mapping[int, HeldParameter]
+) -> str | None:
     """Returns the message of the first fault in the graph from `inputs` to `results`, else None.
 
     `blocks`: the parameters that may get gradients, by their ids.
     """
     seen: set[tuple[Any, bool]] = set()
     reached: set[int] = set()
-    ends = {each.grad_fn for each in all_tensors(inputs) if each.grad_fn is not None}
-    waiting = [(each.grad_fn, False) for each in all_tensors(results) if each.grad_fn is not None]
+    ends = set(functions_of(inputs))
+    waiting = [(each, False) for each in functions_of(results)]
     recomputes = False
     while waiting:
         node, is_part = waiting.pop()
@@ -155,7 +133,7 @@ def region_fault(results: object, inputs: object, blocks: Mapping[int, NamedBloc
         kind = exchange_of(node)
         inside = kind in _INTO_PART or (is_part and kind not in _INTO_WHOLE)
         waiting += [(each, inside) for each, _ in node.next_functions if each is not None]
-    hidden = [each for key, each in blocks.items() if each.is_cut and key not in reached]
+    hidden = [each for key, each in blocks.items() if _is_cut(each) and key not in reached]
     if recomputes and hidden:
         return (
             f"{hidden[0].name}: is divided, but a checkpoint with use_reentrant=True hides how the "
@@ -164,25 +142,31 @@ def region_fault(results: object, inputs: object, blocks: Mapping[int, NamedBloc
     return None
 
 
-def _fault(found: NamedBlock | None, is_part: bool) -> str | None:
+def _is_cut(held: HeldParameter) -> bool:
+    """Returns True if ranks of `tp` hold different parts of a parameter."""
+    return "tp_row" not in GROUPS[held.block.held_by]
+
+
+def _fault(found: HeldParameter | None, is_part: bool) -> str | None:
     """Returns a message if a parameter is not where its block belongs. `is_part`: it is used
     between modules that divide and modules that sum."""
     if found is None or found.block.summed_over in ("own", "expert_tokens"):
         return None
     module = found.name.rpartition(".")[0] or found.name
-    if found.is_cut and not is_part:
+    is_summed = "tp_row" in GROUPS[found.block.summed_over]  # over the ranks of `tp`
+    if _is_cut(found) and not is_part:
         return (
             f"{found.name}: the ranks of tp divide it, but no module sums over the ranks after it, "
             f"so each rank would use a part of the result; expected 'rowwise' for a module after "
             f"{module}, or 'colwise_gather_output' for it"
         )
-    if is_part and not found.is_cut and not found.is_summed:
+    if is_part and not _is_cut(found) and not is_summed:
         return (
             f"{found.name}: each rank of tp uses it for its part of the activations, so the ranks "
             "must sum its gradient; expected the style 'replicated_with_grad_allreduce' for "
             f"{module}, which must be a module that is used for divided activations only"
         )
-    if found.is_summed and not is_part:
+    if is_summed and not is_part:
         return (
             f"{found.name}: every rank of tp uses it for whole activations, so the sum of its "
             f"gradient over the ranks would be too large; expected the style 'replicate' for "

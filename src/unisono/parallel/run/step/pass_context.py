@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -17,20 +17,10 @@ from unisono.parallel.expert_stacks import DividedExperts
 from unisono.parallel.layers import BatchPlace, LayoutDropout
 from unisono.parallel.precision import Precision
 from unisono.parallel.run.batch.batch_parts import BatchPart, Microbatch
+from unisono.parallel.run.batch.model_call import ModelCall
+from unisono.parallel.run.divided_model import DividedModel
+from unisono.parallel.run.loss.batch_loss import BatchLoss
 from unisono.parallel.run.step.written_buffers import WrittenBuffers
-
-
-@contextmanager
-def without_second_count(modules: Sequence[Balanced]) -> Iterator[None]:
-    """Keeps the auxiliary losses of modules during a backward pass: a forward pass that runs again
-    would add its loss a second time."""
-    before = [each.auxiliary_loss for each in modules]
-    try:
-        yield
-    finally:
-        for module, loss in zip(modules, before, strict=True):
-            module.auxiliary_loss = loss
-
 
 _DEVICE = "cpu"
 _OF_TYPES = re.compile(r"dtype|scalar type|not implemented for '(Half|BFloat16)'")
@@ -107,26 +97,23 @@ class PassContext:
 
     def __init__(
         self,
-        stages: Sequence[tuple[int, nn.Module]],
-        loss: Sequence[tuple[str, nn.Module]],
-        *,
-        watching: Callable[[], AbstractContextManager[None] | None],
-        again: Callable[[], AbstractContextManager[None] | None],
-        is_pipeline: bool,
-        precision: Precision,
+        model: DividedModel,
+        call: ModelCall,
+        loss: BatchLoss,
+        loss_modules: Sequence[tuple[str, nn.Module]],
     ) -> None:
-        """`loss`: the modules of the loss, with names. `watching`: makes a context of each forward
-        pass, if it needs one; `again`: of each backward pass. `is_pipeline`: the passes of several
-        microbatches overlap."""
-        modules = [each for _, stage in stages for each in stage.modules()]
+        """`loss_modules`: the modules of the loss, with names."""
+        self._call, self._loss = call, loss
+        modules = [each for stage in model.modules for each in stage.modules()]
         self.balanced = [each for each in modules if isinstance(each, Balanced)]
         """The modules with a balance loss."""
-        self._experts = [each for _, stage in stages for each in attached(stage, DividedExperts)]
-        roots = [("", stage) for _, stage in stages]
-        roots += [(f"loss.{name}" if name else "loss", module) for name, module in loss]
-        self.written = WrittenBuffers(roots, is_pipeline=is_pipeline)
-        self.autocast = StepAutocast(precision)
-        self._watching, self._watching_again = watching, again
+        self._experts = [
+            each for stage in model.modules for each in attached(stage, DividedExperts)
+        ]
+        roots = [("", stage) for stage in model.modules]
+        roots += [(f"loss.{name}" if name else "loss", module) for name, module in loss_modules]
+        self.written = WrittenBuffers(roots, is_pipeline=model.mesh.layout.pp > 1)
+        self.autocast = StepAutocast(model.precision)
         self._place = BatchPlace()
         self._microbatches: Sequence[Microbatch] = ()
         self._balance_scales: Sequence[float] = ()
@@ -149,7 +136,7 @@ class PassContext:
         """Prepares the forward pass of a microbatch, and returns its context."""
         self._enter(number)
         self.written.begin_pass()
-        watching = self._watching()
+        watching = self._loss.watching()
         return self.autocast.forward() if watching is None else self._watched(watching)
 
     @contextmanager
@@ -161,15 +148,20 @@ class PassContext:
         """Prepares the backward pass of a microbatch; in the context that it returns, a forward
         pass that runs again equals the first one."""
         self._enter(number)
-        watching = self._watching_again()
-        if self.balanced or self.written.has_norms:
-            return self._again(watching or nullcontext())
-        return watching or nullcontext()
+        watching = self._call.again() or nullcontext()
+        again = self.balanced or self.written.has_norms
+        return self._again(watching) if again else watching
 
     @contextmanager
     def _again(self, watching: AbstractContextManager[None]) -> Iterator[None]:
-        with without_second_count(self.balanced), self.written.passing_again(), watching:
-            yield
+        # a forward pass that runs again would add its balance loss a second time
+        before = [each.auxiliary_loss for each in self.balanced]
+        try:
+            with self.written.passing_again(), watching:
+                yield
+        finally:
+            for module, loss in zip(self.balanced, before, strict=True):
+                module.auxiliary_loss = loss
 
     def _enter(self, number: int) -> None:
         """Sets the number of a pass's first sample, which determines dropout masks, and the factor

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
 from torch import distributed as dist
 
 from unisono import native
+from unisono.parallel.run.rank_agreement import of_all_ranks
 from unisono.torch_backend import communicator_of
 
 _COMPARED_BYTES = 2**17  # read from memory in about 10 us
@@ -133,11 +133,10 @@ class StepAgreement:
         # the mean of squares is the square of the mean only if all ranks have one number
         if errors == 0 and all(self._ranks * squares == total**2 for total, squares in pairs):
             return
-        found: list[Any] = [None] * self._ranks
         error, self.error = self.error, None  # its traceback holds the memory of the step
         mine = None if error is None else (line_of(error), type(error) is ValueError)
         own = (mine, self.begun, self._microbatches, self._fingerprint, self._shapes)
-        dist.all_gather_object(found, own)
+        found: list[_Known] = of_all_ranks(own)
         reason = _disagreement(found)
         if reason is None and error is not None:
             self._agreed = error

@@ -10,14 +10,12 @@ from torch import distributed as dist
 
 from unisono.parallel.divisible.interfaces import Balanced
 from unisono.parallel.precision import LossScaler
+from unisono.parallel.run.divided_model import DividedModel
 from unisono.parallel.run.loss.batch_loss import BatchLoss
-from unisono.parallel.run.parameters.gathered_module import CallOrder
-from unisono.parallel.run.parameters.optimizers import Optimizers
-from unisono.parallel.run.parameters.parameter_sets import ParameterSet
+from unisono.parallel.run.parameters.gradient_hooks import GradientHooks
 from unisono.parallel.run.run_end import different_calls
 from unisono.parallel.run.step.step_agreement import StepAgreement, small_sum
 from unisono.parallel.run.step.step_checks import StepChecks
-from unisono.parallel.training_mesh import TrainingMesh
 
 
 class ParameterUses:
@@ -27,20 +25,12 @@ class ParameterUses:
     Compares the calls of modules that gather parameters, too.
     """
 
-    def __init__(
-        self,
-        names: Sequence[str],
-        sets: Sequence[ParameterSet],
-        mesh: TrainingMesh,
-        calls: CallOrder,
-    ) -> None:
-        """`names`: the trained parameters of the whole model, in the same order on all ranks."""
-        self._mesh, self._calls = mesh, calls
-        places = {name: place for place, name in enumerate(names)}
-        self._count, self._sets = len(names), sets
-        held = [each.name for found in sets for each in found.held]
-        self._places = [places[name] for name in held]
-        """The place of each parameter of this rank in `names`."""
+    def __init__(self, model: DividedModel) -> None:
+        self._mesh, self._calls, self._optimizers = model.mesh, model.calls, model.optimizers
+        places = {name: place for place, name in enumerate(model.names)}
+        self._count, self._sets = len(places), model.sets
+        self._places = [places[each.name] for each in model.trained]
+        """The place of each parameter of this rank among those of the whole model."""
 
     def counts(self) -> list[float]:
         """Returns the values of this rank, which are to be added over all ranks.
@@ -56,7 +46,7 @@ class ParameterUses:
         found[place : place + 2] = checksum, checksum**2
         return found
 
-    def skip_unused(self, counts: Sequence[float], optimizers: Optimizers) -> None:
+    def skip_unused(self, counts: Sequence[float]) -> None:
         """Makes the optimizers skip parameters that no rank used.
 
         `counts`: the sum of `counts()` over all ranks. Raises `ValueError` if ranks with the same
@@ -73,7 +63,7 @@ class ParameterUses:
         for each in self._sets:
             own, unused = unused[: len(each.held)], unused[len(each.held) :]
             if any(own):
-                each.skip(own, optimizers)
+                each.skip(own, self._optimizers)
 
 
 _NORM_EPSILON = 1e-6  # added to the norm, as by torch.nn.utils.clip_grad_norm_
@@ -84,10 +74,7 @@ class StepEnd:
 
     def __init__(
         self,
-        sets: Sequence[ParameterSet],
-        mesh: TrainingMesh,
-        *,
-        uses: ParameterUses,
+        model: DividedModel,
         loss: BatchLoss,
         agreement: StepAgreement,
         checks: StepChecks,
@@ -96,16 +83,16 @@ class StepEnd:
     ) -> None:
         """`balanced`: the modules of this rank with balance losses. `scaler`: that of the losses
         and gradients of a step."""
-        self._sets, self._mesh, self._uses, self._loss = sets, mesh, uses, loss
+        self._sets, self._mesh, self._loss = model.sets, model.mesh, loss
         self._agreement, self._checks, self._balanced = agreement, checks, balanced
-        self._scaler = scaler
+        self._uses, self._scaler = ParameterUses(model), scaler
 
-    def call_hooks(self, *, is_failed: bool) -> bool:
+    def call_hooks(self, hooks: GradientHooks, *, is_failed: bool) -> bool:
         """Calls the hooks of parameters; returns True if it has scaled the gradients. Collective.
 
         `is_failed`: this rank has an error.
         """
-        return self._checks.hooks.call(
+        return hooks.call(
             is_failed=is_failed,
             weight=self._own_weight(),
             scale=lambda weight: self._multiply(self._loss.factor(weight) / self._scaler.factor),
@@ -115,7 +102,6 @@ class StepEnd:
         self,
         losses: Sequence[torch.Tensor],
         error: Exception | None,
-        optimizers: Optimizers,
         *,
         clip: float | None,
         is_scaled: bool,
@@ -134,8 +120,8 @@ class StepEnd:
         numbers = [*own, *agreed, *self._uses.counts()]
         total, squares, weight, *counts = small_sum(numbers, self._mesh.all_ranks)
         self._agreement.require(counts[: len(agreed)])
-        self._uses.skip_unused(counts[len(agreed) :], optimizers)
-        self._checks.kept.note(optimizers)
+        self._uses.skip_unused(counts[len(agreed) :])
+        self._checks.note_arrays()
         factor = self._loss.factor(weight)
         rest = 1.0 if is_scaled else factor / self._scaler.factor
         norm = math.sqrt(squares) * abs(rest)
@@ -152,7 +138,9 @@ class StepEnd:
         return self._mean(total, self._loss.factor(weight))
 
     def _mean(self, total: float, factor: float) -> torch.Tensor:
-        return torch.tensor(self._loss.mean(total, factor), dtype=torch.float64)
+        """Returns the loss of the batch from the sum over all ranks: NaN for pairs without weight,
+        as torch's losses without valid targets."""
+        return torch.tensor(total * factor if factor != 0 else math.nan, dtype=torch.float64)
 
     def _multiply(self, factor: float) -> None:
         if factor != 1:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import nn
@@ -146,25 +145,17 @@ class _Kept:
     """The attributes and the buffers of a module."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._module = module
-        self._attributes: dict[str, Any] = dict(vars(module))
-        self._buffers = dict(module._buffers)
-        self._values = {
-            key: (each.clone(), buffer_state(each))
-            for key, each in self._buffers.items()
-            if each is not None
-        }
+        self._module, self._attributes = module, dict(vars(module))
+        self._buffers = dict(own_buffers(module))
+        present = [each for each in self._buffers.values() if each is not None]
+        self._values = [(each, each.clone(), buffer_state(each)) for each in present]
 
     @torch.no_grad()
     def restore(self) -> None:
         attributes = vars(self._module)
-        for key in [*attributes]:
-            if key not in self._attributes:
-                del attributes[key]
+        attributes.clear()
         attributes.update(self._attributes)
-        self._module._buffers.update(self._buffers)
-        for key, (copy, before) in self._values.items():
-            buffer = self._buffers[key]
-            assert buffer is not None
+        own_buffers(self._module).update(self._buffers)
+        for buffer, copy, before in self._values:
             if is_written(buffer, before):
                 buffer.copy_(copy)
