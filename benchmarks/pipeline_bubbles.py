@@ -26,7 +26,7 @@ from torch import distributed as dist
 from torch import nn
 
 from unisono.parallel import Layout, ParallelRun, parallelize
-from unisono.parallel.run.model_stages import stage_count
+from unisono.parallel.run.pipeline.model_stages import stage_count
 
 SCHEDULES = (
     ("gpipe", 1, 1),

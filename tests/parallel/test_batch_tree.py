@@ -13,9 +13,8 @@ pytest.importorskip("torch")
 import torch
 from torch import nn
 
-from unisono.parallel.run.batch_tree import BatchTree, replace_leaves
-from unisono.parallel.run.model_call import ModelCall
-from unisono.parallel.run.unused_output import tensors_in
+from unisono.parallel.run.batch.batch_tree import BatchTree, replace_leaves, tensors_in
+from unisono.parallel.run.batch.model_call import ModelCall
 
 pytestmark = pytest.mark.torch
 Point = namedtuple("Point", ["x", "y"])

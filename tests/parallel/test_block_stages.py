@@ -10,8 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from unisono.parallel.run.block_stages import block_stages, check_stages
-from unisono.parallel.run.repeated_blocks import RepeatedBlocks
+from unisono.parallel.run.pipeline.block_stages import RepeatedBlocks, block_stages, check_stages
 
 pytestmark = pytest.mark.torch
 TOKENS = torch.arange(24).reshape(2, 12) % 11

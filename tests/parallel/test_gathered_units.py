@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from torch_backend.nested_models import Block, NestedDecoder, Wrapper
-from unisono.parallel.run.gathered_units import gathered_units
+from unisono.parallel.run.parameters.gathered_units import gathered_units
 
 
 def names(model: nn.Module) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.parallel.run.graph_cuts import choose_cuts
+from unisono.parallel.run.pipeline.graph_cuts import choose_cuts
 
 costs_and_bytes = st.lists(
     st.tuples(st.sampled_from([0, 0, 1, 2, 5, 20]), st.sampled_from([1, 2, 5, math.inf])),

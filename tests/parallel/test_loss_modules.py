@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 
 from torch import nn
 
-from unisono.parallel.run.loss_modules import loss_modules
+from unisono.parallel.run.loss.loss_state import loss_modules
 
 pytestmark = pytest.mark.torch
 MODULE = nn.MSELoss()

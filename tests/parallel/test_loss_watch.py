@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from unisono.parallel.run import own_loss
-from unisono.parallel.run.own_loss import LossWatch
+from unisono.parallel.run.loss import own_loss
+from unisono.parallel.run.loss.own_loss import LossWatch
 
 pytestmark = pytest.mark.torch
 CLASSES = 5
@@ -48,7 +48,7 @@ def weight(watch, model, valid):
     with watch.passing():
         loss = model(torch.randn(6, 3), targets)
     known, found = watch.known(loss)
-    return known.count(found)
+    return known.weight(found)
 
 
 @pytest.mark.parametrize("make", [Classifier, Late])

@@ -12,7 +12,7 @@ import itertools
 
 from torch import nn
 
-from unisono.parallel.run.model_stages import (
+from unisono.parallel.run.pipeline.model_stages import (
     cut_stages,
     stage_count,
     stage_names,

@@ -13,11 +13,11 @@ from torch.nn import functional
 from torch_backend.traced_models import TracedDecoder
 from unisono.parallel import Layout, Precision
 from unisono.parallel.layers import LayoutDropout
-from unisono.parallel.run.all_stages import all_stages
-from unisono.parallel.run.batch_tree import BatchTree
-from unisono.parallel.run.model_call import ModelCall
-from unisono.parallel.run.traced_call import TracedCall
-from unisono.parallel.run.traced_stages import traced_stages
+from unisono.parallel.run.batch.batch_tree import BatchTree
+from unisono.parallel.run.batch.model_call import ModelCall
+from unisono.parallel.run.pipeline.all_stages import all_stages, first_microbatch
+from unisono.parallel.run.pipeline.traced_graph import TracedCall
+from unisono.parallel.run.pipeline.traced_stages import traced_stages
 
 pytestmark = pytest.mark.torch
 
@@ -27,8 +27,8 @@ TOKENS = torch.arange(24).reshape(2, 12) % 11
 def cut(model, example, count):
     """Returns the stages of a model that is called with a tensor like `example`."""
     batch = BatchTree.of(example)
-    call = TracedCall(model, ModelCall(model), batch, needs_loss=False)
-    return traced_stages(call, count, Precision())
+    call = TracedCall(ModelCall(model), batch, needs_loss=False)
+    return traced_stages(model, call, count, Precision())
 
 
 def run_stages(stages, inputs):
@@ -184,8 +184,7 @@ def test_refused_layouts() -> None:
             all_stages(
                 model,
                 layout,
-                example=example,
-                microbatches=2,
+                first_microbatch(model, layout, example, microbatches=2, is_local=False),
                 call=ModelCall(model),
                 needs_loss=False,
                 precision=Precision(),

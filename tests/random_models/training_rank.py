@@ -20,7 +20,7 @@ from random_models.optimizers import OPTIMIZERS
 from random_models.outcome import Outcome
 from random_models.training_alone import prepare_process
 from unisono.parallel import Layout, ParallelRun, parallelize
-from unisono.parallel.run.run_state import model_blocks
+from unisono.parallel.run.files.run_state import model_blocks
 
 _OTHER_SEED = 1000
 """Added to the seed of a model whose weights a checkpoint replaces."""

@@ -19,7 +19,7 @@ from unisono.parallel import Layout
 from unisono.parallel.divisible.interfaces import Balanced
 from unisono.parallel.layers import BatchPlace, CrossEntropy, LayoutDropout, TransformerModel
 from unisono.parallel.run import ParallelRun, parallelize
-from unisono.parallel.run.parameter_sets import HeldParameter
+from unisono.parallel.run.parameters.parameter_sets import HeldParameter
 from unisono.pipeline import StageTask
 from unisono.planner import Transformer
 

@@ -10,8 +10,9 @@ from torch import nn
 
 from torch_backend.layout_training import sgd, train_alone
 from unisono.parallel import Layout, TrainingMesh
-from unisono.parallel.run import flat_sets, parallelize
-from unisono.parallel.run.overlapped_sums import OverlappedSums
+from unisono.parallel.run import parallelize
+from unisono.parallel.run.parameters import flat_sets
+from unisono.parallel.run.parameters.gradient_sums import OverlappedSums
 
 
 @contextmanager

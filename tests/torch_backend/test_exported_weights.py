@@ -18,7 +18,7 @@ from unisono.parallel import Layout, parallelize
 from unisono.parallel.checkpoint import safetensors_folder
 from unisono.parallel.layers import CrossEntropy, TransformerModel
 from unisono.parallel.run import ParallelRun
-from unisono.parallel.run.tied_parameters import find_ties
+from unisono.parallel.run.parameters.tied_parameters import find_ties
 
 pytestmark = pytest.mark.torch
 RANKS = 4

@@ -30,8 +30,9 @@ from unisono.errors import PeerLostError
 from unisono.parallel import Layout
 from unisono.parallel.checkpoint import TensorBlock, block_checkpoint, save_blocks
 from unisono.parallel.layers import CrossEntropy, TransformerModel
-from unisono.parallel.run import flat_sets, parallelize
-from unisono.parallel.run.overlapped_sums import OverlappedSums
+from unisono.parallel.run import parallelize
+from unisono.parallel.run.parameters import flat_sets
+from unisono.parallel.run.parameters.gradient_sums import OverlappedSums
 
 pytestmark = pytest.mark.torch
 RANKS, LOST, LAST_STEP = 4, 3, 2

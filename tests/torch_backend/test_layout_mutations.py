@@ -16,10 +16,12 @@ from unisono.parallel import Layout
 from unisono.parallel.layers import mixture_of_experts, tensor_1d
 from unisono.parallel.layers.layout_dropout import LayoutDropout
 from unisono.parallel.layers.tensor_1d import Tensor1D
-from unisono.parallel.run import batch_parts, flat_sets, pipeline_runner
-from unisono.parallel.run.batch_loss import BatchLoss
-from unisono.parallel.run.flat_sets import ShardedSet, WholeSet
-from unisono.parallel.run.pass_context import PassContext
+from unisono.parallel.run.batch import batch_parts
+from unisono.parallel.run.loss.batch_loss import BatchLoss
+from unisono.parallel.run.parameters import flat_sets
+from unisono.parallel.run.parameters.flat_sets import ShardedSet, WholeSet
+from unisono.parallel.run.pipeline import pipeline_runner
+from unisono.parallel.run.step.pass_context import PassContext
 
 pytestmark = pytest.mark.torch
 RANKS = 4

@@ -21,7 +21,7 @@ from torch_backend.layout_training import (
 )
 from unisono.parallel import CrossEntropy, Layout, TransformerModel
 from unisono.parallel.run import ParallelRun, parallelize
-from unisono.parallel.run.model_stages import stage_names
+from unisono.parallel.run.pipeline.model_stages import stage_names
 
 pytestmark = pytest.mark.torch
 RANKS = 2

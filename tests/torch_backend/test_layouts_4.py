@@ -25,8 +25,8 @@ from torch_backend.layout_training import (
 )
 from unisono import topology
 from unisono.parallel import CrossEntropy, Layout, TransformerModel, parallelize
-from unisono.parallel.run import flat_sets
-from unisono.parallel.run.stage_messages import HEADER_BYTES
+from unisono.parallel.run.parameters import flat_sets
+from unisono.parallel.run.pipeline.stage_messages import HEADER_BYTES
 from unisono.pipeline import simulate_pipeline
 
 pytestmark = pytest.mark.torch

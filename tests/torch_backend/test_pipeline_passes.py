@@ -27,7 +27,7 @@ from torch_backend.traced_models import TracedLookups
 from unisono.parallel import CrossEntropy, Layout
 from unisono.parallel.layers import LayoutDropout, MixtureOfExperts
 from unisono.parallel.run import parallelize
-from unisono.parallel.run.stage_messages import _KEPT_BUFFERS
+from unisono.parallel.run.pipeline.stage_messages import _KEPT_BUFFERS
 
 pytestmark = pytest.mark.torch
 RANKS = 2

@@ -12,7 +12,7 @@ from cases_in_turn import turn
 from torch_backend.layout_training import sgd, small_shape, token_batches
 from unisono.errors import AbortedError
 from unisono.parallel import CrossEntropy, Layout, TransformerModel, parallelize
-from unisono.parallel.run.batch_fingerprint import batch_fingerprint
+from unisono.parallel.run.step.step_agreement import batch_fingerprint
 
 pytestmark = pytest.mark.torch
 RANKS = 2

@@ -11,7 +11,7 @@ from torch.torch_version import TorchVersion  # noqa: E402
 from torch_backend.torch_version import REFUSED, needs_layouts, needs_torch, refusal  # noqa: E402
 from unisono.errors import UnsupportedError  # noqa: E402
 from unisono.parallel import Layout, pipeline_schedule  # noqa: E402
-from unisono.parallel.run.torch_features import check_torch  # noqa: E402
+from unisono.parallel.run.model_checks import check_torch  # noqa: E402
 
 pytestmark = pytest.mark.torch
 INSTALLED = torch.__version__

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
-from numpy.typing import NDArray
 
 from unisono.division import nearest_divisor
 from unisono.parallel.host_placement import placed_ranks
@@ -147,8 +146,10 @@ class RankGrid:
     def divided(self, axes: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
         """Returns the groups of ranks whose coordinates differ on these axes only."""
         view = EXPERT_AXES if set(axes) <= set(EXPERT_AXES) else AXES
-        members = _last(np.array(self.placed).reshape(self._shape(view)), view, axes)
-        return tuple(tuple(int(rank) for rank in group) for group in members)
+        kept = [place for place, axis in enumerate(view) if axis not in axes]
+        moved = [view.index(axis) for axis in axes]
+        ranks = np.array(self.placed).reshape(self._shape(view)).transpose(*kept, *moved)
+        return tuple(map(tuple, ranks.reshape(-1, math.prod(self._shape(axes))).tolist()))
 
     def _shape(self, axes: tuple[str, ...]) -> tuple[int, ...]:
         return tuple(self.sizes[axis] for axis in axes)
@@ -167,13 +168,3 @@ def _grid_sizes(layout: Layout, head_copies: int) -> dict[str, int]:
     if head_copies > 1:
         return {"tp_depth": 1, "tp_row": layout.tp // head_copies, "tp_column": head_copies}
     return {f"tp_{name}": size for name, size in layout.tensor_grid._asdict().items()}
-
-
-def _last(
-    ranks: NDArray[np.intp], view: tuple[str, ...], axes: tuple[str, ...]
-) -> NDArray[np.intp]:
-    """Returns a row of ranks for each combination of coordinates on the axes not in `axes`."""
-    kept = [place for place, axis in enumerate(view) if axis not in axes]
-    moved = [view.index(axis) for axis in axes]
-    width = math.prod(ranks.shape[place] for place in moved)
-    return ranks.transpose(*kept, *moved).reshape(-1, width)

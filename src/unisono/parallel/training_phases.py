@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -48,11 +49,13 @@ class TrainingPhases:
             if (found := own()) is not None:
                 found._mark_optimizer(optimizer, _ENDED)
 
-        self._hooks = (
+        self._hooks = ExitStack()
+        for hook in (
             register_optimizer_step_pre_hook(before),
             register_optimizer_step_post_hook(after),
-        )
-        self._finalizer = weakref.finalize(self, _remove, self._hooks)
+        ):
+            self._hooks.callback(hook.remove)
+        self._finalizer = weakref.finalize(self, self._hooks.close)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def begin_forward(self) -> None:
@@ -93,20 +96,12 @@ class TrainingPhases:
         self._record(_ENDED, BACKWARD, self._step)
 
     def _mark_optimizer(self, optimizer: torch.optim.Optimizer, kind: int) -> None:
-        if any(id(each) in self._parameters for each in _first_parameters(optimizer)):
+        groups = (group["params"] for group in optimizer.param_groups)
+        if any(id(params[0]) in self._parameters for params in groups if params):
             self._has_optimizer = True
             self._last = OPTIMIZER
             self._in_backward = False
             self._record(kind, OPTIMIZER, self._step)
-
-
-def _remove(hooks: Sequence[Any]) -> None:
-    for hook in hooks:
-        hook.remove()
-
-
-def _first_parameters(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
-    return [group["params"][0] for group in optimizer.param_groups if group["params"]]
 
 
 def _with_gradient(output: Any) -> torch.Tensor | None:

@@ -13,7 +13,7 @@ from torch import distributed as dist
 
 from unisono.native import usable_cores
 from unisono.parallel.run import ParallelRun
-from unisono.parallel.run.model_stages import stage_count
+from unisono.parallel.run.pipeline.model_stages import stage_count
 from unisono.pipeline import StageTask, run_tasks
 from unisono.planner import Layout
 

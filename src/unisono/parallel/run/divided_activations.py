@@ -9,8 +9,7 @@ there.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -39,8 +38,7 @@ _OF_OWNER = (nn.Linear, Experts)  # parts of these modules, which divide them
 _DECLARED, _SERVES = "is_per_position", "serves"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Place:
+class _Place(NamedTuple):
     """The kind of division of activations."""
 
     kind: str
@@ -57,24 +55,22 @@ def check_activations(model: nn.Module, layout: Layout) -> None:
     and for sequence parallelism of models without `TokenEmbedding` and `LogitHead`.
     """
     if layout.cp > 1 and has_divisible(model):
-        place = _Place(
-            kind="cp",
-            divided=f"cp = {layout.cp} divides positions over the ranks",
-            cure=f"dp = {layout.dp * layout.cp} without cp works",
-        )
+        divided = f"cp = {layout.cp} divides positions over the ranks"
+        place = _Place("cp", divided, f"dp = {layout.dp * layout.cp} without cp works")
         for name, module in steps(model):
             _check(name, module, place)
         _check_hooks(model.named_modules(), place)
     if _divides_between_layers(layout):
-        place = _place_between_layers(layout)
+        divided = "sequence_parallel divides positions over the ranks of tp"
+        place = _Place("sequence_parallel", divided, "sequence_parallel = 0 works")
+        if not layout.sequence_parallel:
+            divided = f"tensor = {layout.tensor} divides samples and features over the ranks of tp"
+            place = _Place("tensor", divided, "tensor = 1d works", divides_features=True)
         _check_between_layers(steps(model), place)
         _check_hooks(model.named_modules(), place)
     if layout.tp > 1:
-        place = _Place(
-            kind="sequence_parallel",
-            divided="tp divides positions inside of experts",
-            cure="tp = 1 works",
-        )
+        divided = "tp divides positions inside of experts"
+        place = _Place("sequence_parallel", divided, "tp = 1 works")
         for name, module in model.named_modules():
             if isinstance(module, MixtureOfExperts):
                 inside = ((_join(name, key), each) for key, each in module.named_modules() if key)
@@ -83,7 +79,7 @@ def check_activations(model: nn.Module, layout: Layout) -> None:
 
 def modules_of_positions(model: nn.Module) -> list[nn.Module]:
     """Returns the modules that declare to treat each position alone, and whose modules do so."""
-    place = _Place(kind="cp", divided="", cure="")
+    place = _Place("cp", divided="", cure="")
     found = []
     for name, module in model.named_modules():
         if _declared(module, _DECLARED):
@@ -101,7 +97,9 @@ def sum_gradients_over_positions(model: nn.Module, layout: Layout) -> None:
     """
     if not layout.sequence_parallel or not _divides_between_layers(layout):
         return
-    for _, module in _between_layers(steps(model)):
+    found = steps(model)
+    first, last = _ends(found)
+    for _, module in found[first + 1 : last]:
         for parameter in _plain_parameters(module):
             sum_over_tp(parameter)
 
@@ -134,27 +132,6 @@ def steps(module: nn.Module, name: str = "") -> list[Step]:
 
 def _divides_between_layers(layout: Layout) -> bool:
     return layout.tp > 1 and (layout.sequence_parallel or layout.tensor != "1d")
-
-
-def _place_between_layers(layout: Layout) -> _Place:
-    if layout.sequence_parallel:
-        return _Place(
-            kind="sequence_parallel",
-            divided="sequence_parallel divides positions over the ranks of tp",
-            cure="sequence_parallel = 0 works",
-        )
-    return _Place(
-        kind="tensor",
-        divided=f"tensor = {layout.tensor} divides samples and features over the ranks of tp",
-        cure="tensor = 1d works",
-        divides_features=True,
-    )
-
-
-def _between_layers(found: Sequence[Step]) -> Sequence[Step]:
-    """Returns the steps after the embedding and before the head."""
-    first, last = _ends(found)
-    return found[first + 1 : last]
 
 
 def _ends(found: Sequence[Step]) -> tuple[int, int]:
@@ -241,16 +218,16 @@ def _declared(module: nn.Module, attribute: str) -> Any:
 
 
 def _refuse(name: str, module: nn.Module, place: _Place) -> None:
-    kinds = "modules of parallel.layers, elementwise modules of torch"
+    kinds = "elementwise modules of torch"
     if not place.divides_features:
         kinds = (
-            "modules of parallel.layers, modules of torch that treat each position alone, a class "
-            f"with {_DECLARED} = True whose forward does so"
+            "modules of torch that treat each position alone, a class with "
+            f"{_DECLARED} = True whose forward does so"
         )
     raise ValueError(
         f"{name or 'the model'}: {type(module).__name__} may need whole activations, but "
-        f"{place.divided}; expected {kinds}, or a class with a method divide(mesh), its forward "
-        f"and serves = ({place.kind!r},); {place.cure}"
+        f"{place.divided}; expected modules of parallel.layers, {kinds}, or a class with a method "
+        f"divide(mesh), its forward and serves = ({place.kind!r},); {place.cure}"
     )
 
 

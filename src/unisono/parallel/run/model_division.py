@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import distributed as dist
 from torch import nn
 
 from unisono.parallel.divisible.interfaces import Balanced, has_divisible
 from unisono.parallel.divisible.parameter_block import block_of
-from unisono.parallel.layers import (
-    CrossEntropy,
-    MixtureOfExperts,
-    SelfAttention,
-)
+from unisono.parallel.layers import CrossEntropy, MixtureOfExperts, SelfAttention
 from unisono.parallel.meta_weights import InitialValues, give_memory
 from unisono.parallel.precision import (
     Precision,
@@ -25,56 +21,37 @@ from unisono.parallel.precision import (
     convert_parameters,
     required_precision,
 )
-from unisono.parallel.run.all_stages import all_stages
-from unisono.parallel.run.batch_loss import Loss
-from unisono.parallel.run.blocks_to_cut import blocks_to_cut
-from unisono.parallel.run.built_optimizers import (
+from unisono.parallel.run.batch.divided_call import make_call
+from unisono.parallel.run.batch.model_call import Call
+from unisono.parallel.run.divided_activations import check_activations
+from unisono.parallel.run.divided_model import DividedModel
+from unisono.parallel.run.files.hyperparameters import group_names
+from unisono.parallel.run.files.run_weights import ModelFiles, RunWeights
+from unisono.parallel.run.loss.batch_loss import Loss, stated_weight
+from unisono.parallel.run.loss.own_loss import model_loss
+from unisono.parallel.run.model_checks import check_loss_parameters, check_modules, check_torch
+from unisono.parallel.run.parallel_run import ParallelRun
+from unisono.parallel.run.parameters.built_optimizers import (
     FormerParameters,
     MakeNamedOptimizer,
     MakeOptimizer,
     build_optimizers,
     check_functions,
+    check_optimizers,
+    merge_parameters,
+    unmerged_parameters,
 )
-from unisono.parallel.run.divided_activations import check_activations
-from unisono.parallel.run.divided_call import check_divided_calls, make_call
-from unisono.parallel.run.elementwise_step import merge_parameters, unmerged_parameters
-from unisono.parallel.run.flat_sets import make_sets, sum_names, sums_overlap
-from unisono.parallel.run.fully_sharded_set import make_fully_sharded_sets, shard_modules
-from unisono.parallel.run.gathered_module import CallOrder, GatheredModule
-from unisono.parallel.run.gradient_hooks import GradientHooks, take_hooks
-from unisono.parallel.run.gradient_sums import GradientSums
-from unisono.parallel.run.hyperparameters import group_names
-from unisono.parallel.run.kept_parameters import KeptParameters
-from unisono.parallel.run.lookup_checks import check_lookups
-from unisono.parallel.run.loss_weight import LossWeight
-from unisono.parallel.run.mean_checks import check_dropout, check_means
-from unisono.parallel.run.model_call import Call
-from unisono.parallel.run.model_stages import stages_of_rank
-from unisono.parallel.run.optimizer_units import check_optimizers
-from unisono.parallel.run.own_loss import model_loss
-from unisono.parallel.run.own_memory import own_memory
-from unisono.parallel.run.parallel_run import ParallelRun
-from unisono.parallel.run.parameter_checks import check_loss_parameters
-from unisono.parallel.run.parameter_sets import Group, HeldParameter, ParameterSet
-from unisono.parallel.run.planned_division import (
-    divide_model,
-    plan_of_all_ranks,
-    planned_precision,
-)
+from unisono.parallel.run.parameters.fully_sharded_set import make_sets, shard_modules
+from unisono.parallel.run.parameters.gathered_module import CallOrder, GatheredModule
+from unisono.parallel.run.parameters.gradient_hooks import GradientHooks, take_hooks
+from unisono.parallel.run.parameters.gradient_sums import GradientSums
+from unisono.parallel.run.parameters.parameter_sets import HeldParameter
+from unisono.parallel.run.parameters.tied_parameters import NamedParameters
+from unisono.parallel.run.pipeline.all_stages import all_stages, blocks_to_cut, first_microbatch
+from unisono.parallel.run.pipeline.model_stages import stages_of_rank
+from unisono.parallel.run.pipeline.schedules import check_count
+from unisono.parallel.run.planned_division import divide_model, plan_of_all_ranks, planned_precision
 from unisono.parallel.run.rank_agreement import on_all_ranks, require_equal
-from unisono.parallel.run.run_weights import ModelFiles, RunWeights
-from unisono.parallel.run.step_checks import StepChecks
-from unisono.parallel.run.tied_parameters import (
-    Tie,
-    find_ties,
-    first_names,
-    held_twice,
-    stages_of_parameters,
-    tie_again,
-    tie_groups,
-)
-from unisono.parallel.run.torch_features import check_torch
-from unisono.parallel.run.torch_schedules import check_count
 from unisono.parallel.tensor_plan import ModelPlan, StyleName
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import Layout
@@ -149,7 +126,7 @@ def parallelize(
     _check_values(microbatches, clip, batch)
     types = _agreed(on_all_ranks(lambda: planned_precision(model, precision)), weights, overlap)
     check_functions(optimizer, named_optimizer)
-    given = None if weight is None else LossWeight(weight)
+    given = None if weight is None else stated_weight(weight)
     planned = plan_of_all_ranks(model, layout, styles)
     model, layout = planned.model, planned.layout
     parts = layout.dp * layout.cp * layout.pp * microbatches
@@ -159,83 +136,69 @@ def parallelize(
     mesh = TrainingMesh(layout, head_copies=planned.head_copies, overlap=overlap)
     model_call = make_call(model, call, mesh, owns_loss=loss is model_loss and weight is None)
     files, former, hooks = ModelFiles.of(model), FormerParameters(model), take_hooks(model)
-    initial = _share_values(model, types)
-    ties = find_ties(model)
+    initial, names = _share_values(model, types), NamedParameters(model)
     is_balanced = any(isinstance(each, Balanced) for each in model.modules())
-    order = {name: place for place, (name, _) in enumerate(model.named_parameters())}
-    trained_names = [name for name, each in model.named_parameters() if each.requires_grad]
-    blocks = on_all_ranks(
-        lambda: blocks_to_cut(
-            planned, model_call, example, microbatches=microbatches, is_local=batch == "local"
+    first = on_all_ranks(
+        lambda: first_microbatch(
+            model, layout, example, microbatches=microbatches, is_local=batch == "local"
         )
     )
+    blocks = on_all_ranks(lambda: blocks_to_cut(planned, model_call, first))
     on_all_ranks(lambda: divide_model(planned, loss, mesh))
     _check_experts(model, layout)
-    on_all_ranks(lambda: tie_again(model, ties))
+    on_all_ranks(lambda: names.tie_again(model))
     cast_inputs(model, types)
     every = all_stages(
         model,
         layout,
-        example=example,
-        microbatches=microbatches,
-        is_local=batch == "local",
+        first,
         call=model_call,
         needs_loss=loss is model_loss and weight is None,
         blocks=blocks,
         precision=types,
     )
     own = stages_of_rank(layout, mesh.coordinates["pp"]) if layout.pp > 1 else [0]
-    stages = [(number, every[number]) for number in own]
-    holders = stages_of_parameters(ties, every)
-    groups, twice, calls = tie_groups(holders, mesh), held_twice(holders, layout), CallOrder()
-    held, gathered = _divide_parameters(stages, mesh, ties, order, groups, calls, twice, types)
+    stages, calls = [(number, every[number]) for number in own], CallOrder()
+    names.place(every, mesh)
+    held, gathered = _divide_parameters(stages, mesh, names, calls, types)
     trained = [each for each in held if each.values.requires_grad]
     frozen = [each for each in held if not each.values.requires_grad]
-    values = _filled(
-        RunWeights(trained, frozen, [each for _, each in stages], mesh, files), initial, weights
-    )
+    values = RunWeights(trained, frozen, [each for _, each in stages], mesh, files)
+    _fill(values, initial, weights)
     built = on_all_ranks(
         lambda: build_optimizers(optimizer, named_optimizer, trained, frozen, former)
     )
     on_all_ranks(lambda: check_optimizers(built, trained, layout))
-    sets = _make_sets(trained, mesh, gathered, types, unmerged_parameters(built))
+    sets = make_sets(trained, mesh, gathered, types, unmerged_parameters(built))
     sums = GradientSums(sets, stages, mesh)
     gradient_hooks = on_all_ranks(lambda: GradientHooks(hooks, sets, mesh))
-    names_of_groups = group_names(built, trained)
+    groups = group_names(built, trained)
     merge_parameters(built, sets)
-    checks = StepChecks(
-        stages,
-        sets,
-        frozen,
-        gathered,
-        KeptParameters(stages, sets, frozen, built),
-        gradient_hooks,
-        parts=parts,
-        zero=layout.zero,
-        experts=mesh.group("ep"),
-        is_planned=planned.is_divided,
-    )
-    return ParallelRun(
-        stages,
-        sets,
-        frozen,
-        mesh,
-        names=trained_names,
-        groups=names_of_groups,
+    divided = DividedModel(
+        mesh=mesh,
+        precision=types,
+        stages=stages,
+        names=names.trained,
+        sets=sets,
+        frozen=frozen,
         gathered=gathered,
         calls=calls,
+        optimizers=built,
+        groups=groups,
+        is_planned=planned.is_divided,
+        is_balanced=is_balanced,
+    )
+    return ParallelRun(
+        divided,
         weights=values,
-        checks=checks,
+        hooks=gradient_hooks,
         sums=sums,
         loss=loss,
-        is_balanced=is_balanced,
-        optimizers=built,
+        weight=given,
+        call=model_call,
         microbatches=microbatches,
         clip=clip,
-        call=model_call,
-        weight=given,
         is_local=batch == "local",
-        precision=types,
     )
 
 
@@ -261,20 +224,21 @@ def _share_values(model: nn.Module, precision: Precision) -> InitialValues:
     initial = on_all_ranks(lambda: InitialValues(model))
     initial.require_equal()
     on_all_ranks(lambda: convert_parameters(model, precision))
-    own_memory(model)
+    for buffer in model.buffers():
+        if buffer.layout == torch.strided and 0 in buffer.stride():
+            buffer.data = buffer.contiguous()  # elements of `expand` share memory
     for tensor in [*model.parameters(), *model.buffers()]:
         if not tensor.is_meta:
             dist.broadcast(tensor.detach(), src=0)
     return initial
 
 
-def _filled(values: RunWeights, initial: InitialValues, weights: Path | str | None) -> RunWeights:
+def _fill(values: RunWeights, initial: InitialValues, weights: Path | str | None) -> None:
     """Gives what was on the device meta values, and all weights those of a file. Collective."""
     if initial.exist:
         on_all_ranks(lambda: values.compute(initial, has_file=weights is not None))
     if weights is not None:
         values.load(Path(weights), is_whole=initial.exist)
-    return values
 
 
 def _check_values(microbatches: int, clip: float | None, batch: str) -> None:
@@ -289,24 +253,26 @@ def _check(model: nn.Module, layout: Layout, loss: Loss, parts: int, *, has_weig
     """Raises `ValueError` for models and losses that the layout cannot train as one process, and
     `UnsupportedError` if this torch cannot run the layout."""
     check_torch(layout)
-    _check_axes(model, layout, loss)
-    check_activations(model, layout)
-    check_divided_calls(model, layout, is_own_loss=loss is model_loss, has_weight=has_weight)
-    check_dropout(model, tp=layout.tp)
-    check_means(model, parts=parts)
-    check_lookups(model, parts=parts, zero=layout.zero)
-    check_loss_parameters(loss)
-
-
-def _check_axes(model: nn.Module, layout: Layout, loss: Loss) -> None:
     if layout.tensor != "1d":
         _check_grid(model, layout, loss)
-    if layout.cp > 1 and has_divisible(model) and loss is model_loss:
-        raise ValueError(
+    if layout.cp > 1 and loss is model_loss:
+        shifts = (
             f"cp = {layout.cp} divides the positions of a sequence, which the model's own loss may "
-            "shift; expected a loss function of the output and of labels that are shifted before "
-            f"step; dp = {layout.dp * layout.cp} without cp works"
+            "shift"
         )
+        if has_divisible(model):
+            raise ValueError(
+                f"{shifts}; expected a loss function of the output and of labels that are shifted "
+                f"before step; dp = {layout.dp * layout.cp} without cp works"
+            )
+        if has_weight:
+            raise ValueError(
+                f"{shifts}, so weight= could not count the labels of a part; model_loss without "
+                "weight= works, which finds them"
+            )
+    check_activations(model, layout)
+    check_modules(model, parts=parts, zero=layout.zero, tp=layout.tp)
+    check_loss_parameters(loss)
 
 
 def _check_experts(model: nn.Module, layout: Layout) -> None:
@@ -334,66 +300,16 @@ def _check_grid(model: nn.Module, layout: Layout, loss: Loss) -> None:
 def _divide_parameters(
     stages: Sequence[tuple[int, nn.Module]],
     mesh: TrainingMesh,
-    ties: Sequence[Tie],
-    order: Mapping[str, int],
-    groups: Mapping[str, Group],
+    names: NamedParameters,
     calls: CallOrder,
-    twice: Collection[str],
     precision: Precision,
 ) -> tuple[Sequence[HeldParameter], Sequence[GatheredModule]]:
-    """Divides parameters as the layout's ZeRO stage says, and gives them memory.
-
-    `twice`: the parameters of several stages of one rank, which stay whole. Returns the parameters,
-    and the modules that gather parameters.
-    """
-    held = _held(_named(stages, ties, order), groups)
-    blocks = {each.name: each for each in held}
+    """Divides parameters as the layout's ZeRO stage says, and gives them memory. Returns the
+    parameters, and the modules that gather parameters."""
+    held = names.held(stages)
     modules: list[GatheredModule] = []
     if mesh.layout.zero >= 2:
-        whole = {each.values for each in held if each.name in twice}
         for _, stage in stages:
-            modules += shard_modules(stage, mesh, calls, precision, whole)
+            modules += shard_modules(stage, mesh, calls, precision, names.held_twice(held))
     give_memory([stage for _, stage in stages])
-    held = [replace(blocks[name], values=values) for name, values in _named(stages, ties, order)]
-    return held, modules
-
-
-def _make_sets(
-    trained: Sequence[HeldParameter],
-    mesh: TrainingMesh,
-    gathered: Sequence[GatheredModule],
-    precision: Precision,
-    unmerged: Collection[nn.Parameter],
-) -> Sequence[ParameterSet]:
-    """Divides gradients and optimizer states as the layout's ZeRO stage says."""
-    if mesh.layout.zero >= 2:
-        return make_fully_sharded_sets(trained, mesh, gathered, precision, unmerged)
-    summed = {
-        name for each in trained if sums_overlap(each, mesh) for name in sum_names(each, mesh)
-    }
-    mesh.make_sum_groups(summed)
-    return make_sets(trained, mesh, precision, unmerged)
-
-
-def _named(
-    stages: Sequence[tuple[int, nn.Module]], ties: Sequence[Tie], order: Mapping[str, int]
-) -> list[tuple[str, nn.Parameter]]:
-    """Returns this rank's parameters under their names in the whole model, each once.
-
-    They are in the model's order, because the ranks that share parameters sum them in this order.
-    """
-    first = first_names(ties)
-    found: dict[str, nn.Parameter] = {}
-    for _, stage in stages:
-        for name, parameter in stage.named_parameters():
-            found.setdefault(first.get(name, name), parameter)
-    return sorted(found.items(), key=lambda item: order[item[0]])
-
-
-def _held(
-    named: Sequence[tuple[str, nn.Parameter]], groups: Mapping[str, Group]
-) -> list[HeldParameter]:
-    return [
-        HeldParameter(name=name, values=each, block=block_of(each), tie=groups.get(name))
-        for name, each in named
-    ]
+    return names.held_again(held, stages), modules

@@ -7,34 +7,29 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
 
-from unisono.parallel.precision import LossScaler, Precision
-from unisono.parallel.run.batch_loss import BatchLoss, Loss
-from unisono.parallel.run.batch_parts import BatchPart, data_parallel_rank
-from unisono.parallel.run.batch_passes import BatchPasses
-from unisono.parallel.run.gathered_module import CallOrder, GatheredModule
-from unisono.parallel.run.gradient_sums import GradientSums
-from unisono.parallel.run.loss_state import LossState
-from unisono.parallel.run.loss_weight import LossWeight
-from unisono.parallel.run.model_call import ModelCall
-from unisono.parallel.run.optimizers import Optimizers
-from unisono.parallel.run.parameter_sets import HeldParameter, ParameterSet
-from unisono.parallel.run.parameter_uses import ParameterUses
-from unisono.parallel.run.pass_context import PassContext
-from unisono.parallel.run.run_checkpoints import RunCheckpoints
+from unisono.parallel.precision import LossScaler
+from unisono.parallel.run.batch.batch_parts import BatchPart, data_parallel_rank
+from unisono.parallel.run.batch.model_call import ModelCall
+from unisono.parallel.run.batch.step_batches import NO_TARGETS, StepBatches
+from unisono.parallel.run.divided_model import DividedModel
+from unisono.parallel.run.figures.run_report import RunReport
+from unisono.parallel.run.figures.step_figures import StepFigures
+from unisono.parallel.run.files.run_checkpoints import RunCheckpoints
+from unisono.parallel.run.files.run_files import RunFiles
+from unisono.parallel.run.files.run_weights import RunWeights
+from unisono.parallel.run.loss.batch_loss import BatchLoss, Loss, StatedWeight
+from unisono.parallel.run.loss.loss_state import LossState
+from unisono.parallel.run.parameters.gradient_hooks import GradientHooks
+from unisono.parallel.run.parameters.gradient_sums import GradientSums
 from unisono.parallel.run.run_end import RunEnd
-from unisono.parallel.run.run_files import RunFiles
-from unisono.parallel.run.run_report import RunReport
-from unisono.parallel.run.run_weights import RunWeights
-from unisono.parallel.run.step_agreement import StepAgreement
-from unisono.parallel.run.step_batches import NO_TARGETS, StepBatches
-from unisono.parallel.run.step_checks import StepChecks
-from unisono.parallel.run.step_end import StepEnd
-from unisono.parallel.run.step_failure import StepFailure
-from unisono.parallel.run.step_figures import StepFigures
-from unisono.parallel.run.unchanged_modules import unchanged
-from unisono.parallel.training_mesh import TrainingMesh
+from unisono.parallel.run.step.batch_passes import BatchPasses
+from unisono.parallel.run.step.pass_context import PassContext
+from unisono.parallel.run.step.step_agreement import StepAgreement
+from unisono.parallel.run.step.step_checks import StepChecks
+from unisono.parallel.run.step.step_end import StepEnd
+from unisono.parallel.run.step.step_errors import StepErrors
+from unisono.parallel.run.step.written_buffers import unchanged
 from unisono.pipeline import PipelineSchedule, TaskGroup, TaskRun
 
 _AXES = ("pp", "tp", "shard", "dp_replicate")
@@ -46,38 +41,24 @@ class ParallelRun(RunFiles):
 
     def __init__(
         self,
-        stages: Sequence[tuple[int, nn.Module]],
-        sets: Sequence[ParameterSet],
-        frozen: Sequence[HeldParameter],
-        mesh: TrainingMesh,
+        model: DividedModel,
         *,
-        names: Sequence[str],
-        groups: Sequence[Sequence[str]],
-        gathered: Sequence[GatheredModule],
-        calls: CallOrder,
         weights: RunWeights,
-        checks: StepChecks,
+        hooks: GradientHooks,
         sums: GradientSums,
         loss: Loss,
-        is_balanced: bool,
-        optimizers: Optimizers,
+        weight: StatedWeight | None,
+        call: ModelCall,
         microbatches: int,
         clip: float | None,
-        call: ModelCall,
-        weight: LossWeight | None,
         is_local: bool,
-        precision: Precision,
     ) -> None:
-        """`names`: the trained parameters of the whole model. `groups`: those of each group of the
-        optimizers. `gathered`: the modules that gather parameters, and `calls` their order.
-        `weights`: those of this rank, for exports. `checks` and `sums`: those of a step.
-        `is_balanced`: a stage, perhaps of another rank, has balance losses. `call`: how the model
-        is called. `weight`: that of a part's loss. `is_local`: each rank of `dp` passes its own
-        part of a batch.
+        """`weights`: those of this rank, for exports. `hooks`: those of parameters. `sums`: those
+        of gradients. `weight`: that of a part's loss. `call`: how the model is called. `is_local`:
+        each rank of `dp` passes its own part of a batch.
         """
-        self.mesh, self.sets, self._frozen, self._optimizers = mesh, sets, frozen, optimizers
-        self.stages = stages
-        """Number and modules of each stage of this rank."""
+        mesh = model.mesh
+        self._model, self.mesh, self.sets, self.stages = model, mesh, model.sets, model.stages
         self.microbatches = microbatches
         """Number of microbatches of the next steps."""
         self.clip = clip
@@ -86,81 +67,50 @@ class ParallelRun(RunFiles):
         """Norm of all gradients of the last step, before clipping."""
         self.step_s: list[float] = []
         """Seconds of each step."""
-        self._scaler = LossScaler(precision)
-        modules = [stage for _, stage in stages]
-        kept = LossState(loss, modules)
-        self._roots = [*modules, *(module for _, module in kept.modules)]
-        self._gathered, layout = gathered, mesh.layout
+        self._scaler, self._hooks, self.clock = LossScaler(model.precision), hooks, sums.clock
+        kept, has_cp = LossState(loss, model.modules), mesh.layout.cp > 1
+        self._roots = [*model.modules, *(module for _, module in kept.modules)]
         self._loss = BatchLoss(
             loss,
-            is_balanced=is_balanced,
-            cut=1 + (layout.cp > 1),
+            is_balanced=model.is_balanced,
+            cut=1 + has_cp,
             weight=weight,
-            stages=modules if layout.cp == 1 else [],  # with cp, a pass has a watch of its own
+            stages=[] if has_cp else model.modules,  # with cp, a pass has a watch of its own
         )
-        self._context = PassContext(
-            stages,
-            kept.modules,
-            watching=self._loss.watching,
-            again=call.again,
-            is_pipeline=layout.pp > 1,
-            precision=precision,
-        )
-        self._agreement, self._checks, self._sums = StepAgreement(), checks, sums
-        self._failure = StepFailure(layout, stages)
+        self._context = PassContext(model, call, self._loss, kept.modules)
+        self._agreement, self._sums, self._errors = StepAgreement(), sums, StepErrors(model)
+        parts = mesh.layout.dp * mesh.layout.cp * mesh.layout.pp * microbatches
+        self._checks = StepChecks(model, hooks, self._errors, parts=parts)
         self._batches = StepBatches(mesh, self._agreement, call, self._loss, is_local=is_local)
         self._passes = BatchPasses(
-            stages,
-            mesh,
+            model,
             call=call,
             loss=self._loss,
             context=self._context,
-            checks=checks,
-            failure=self._failure,
-            last_pass=sums.last_pass,
+            checks=self._checks,
+            errors=self._errors,
+            sums=sums,
             microbatches=microbatches,
-            precision=precision,
         )
         self._ends = StepEnd(
-            sets,
-            mesh,
-            uses=ParameterUses(names, sets, mesh, calls),
-            loss=self._loss,
-            agreement=self._agreement,
-            checks=checks,
-            balanced=self._context.balanced,
-            scaler=self._scaler,
+            model,
+            self._loss,
+            self._agreement,
+            self._checks,
+            self._context.balanced,
+            self._scaler,
         )
-        super().__init__(
-            RunCheckpoints(
-                sets, frozen, modules, optimizers, groups, mesh, kept, precision, self._scaler
-            ),
-            weights,
-            RunEnd(mesh),
-            loaded=lambda: checks.kept.note(optimizers),
-        )
+        checkpoints = RunCheckpoints(model, kept, self._scaler)
+        super().__init__(checkpoints, weights, RunEnd(mesh), loaded=self._checks.note_arrays)
         self._sent_before: dict[str, int] = {}
         self._part: BatchPart | None = None
-        self._figures = StepFigures(
-            stages,
-            sets,
-            frozen,
-            mesh,
-            optimizers=optimizers,
-            groups=groups,
-            gathered=gathered,
-            passes=self._passes,
-            precision=precision,
-        )
-        self._timeline = sums.timeline
-        self._held_bytes = sum(held.values.nbytes for each in sets for held in each.held)
-        self.clock = self._passes.clock
-        self.clock.tell = self._timeline.passed
+        self._figures = StepFigures(model, self._passes)
+        self._held_bytes = sum(held.values.nbytes for held in model.trained)
 
     @property
     def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
         """The optimizers of this rank's parameters, for example for learning rate schedulers."""
-        return self._optimizers.each
+        return self._model.optimizers.each
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -247,7 +197,7 @@ class ParallelRun(RunFiles):
             with self._context.autocast.enter_step():
                 return action()
         except BaseException as last:
-            own = self._failure.take()  # a failed rank may fail again at its messages
+            own = self._errors.take()  # a failed rank may fail again at its messages
             if self._agreement.has_raised(last):
                 self._checkpoints.asynchronous.note(last)
                 raise
@@ -272,7 +222,7 @@ class ParallelRun(RunFiles):
         passes, sequence, sent = self._passes, self.mesh.sequence, self.mesh.bytes_sent()
         count = passes.microbatches
         try:
-            with passes.clock.apart(), unchanged(self._roots, self._gathered):
+            with self.clock.apart(), unchanged(self._roots, self._model.gathered):
                 part = self._begin(inputs, targets, microbatches, trains=False)
                 losses = passes.evaluate(part)
                 return self._ends.evaluated(losses, self._error())
@@ -286,8 +236,8 @@ class ParallelRun(RunFiles):
     ) -> BatchPart | None:
         """Divides a batch and prepares its passes; returns None if this rank has failed."""
         count = self.microbatches if microbatches is None else microbatches
-        self._failure.restart()
-        self._checks.begin(self._optimizers, self.sets)
+        self._errors.restart()
+        self._checks.begin()
         self._agreement.begin()
         if trains:
             self._sums.begin()
@@ -297,9 +247,9 @@ class ParallelRun(RunFiles):
         except Exception as error:
             if self._agreement.is_agreed(error):
                 raise
-            self._failure.note(error)
-        if not self._failure.begin_passes():  # the others would wait in the passes of this rank
-            self._agreement.error = self._checks.faults.error() or self._failure.error
+            self._errors.fail(error)
+        if not self._errors.begin_passes():  # the others would wait in the passes of this rank
+            self._agreement.error = self._errors.first
             self._agreement.exchange([self.mesh.group(name) for name in _AXES])
         return part
 
@@ -316,7 +266,7 @@ class ParallelRun(RunFiles):
         self._context.autocast.require_one()
         self._passes.begin(part, self.steps, self._scaler.factor if trains else 1.0)
         if trains:
-            self._timeline.step = self.steps + 1
+            self.clock.begin_step(self.steps + 1)
             for each in self.sets:
                 each.zero_gradients()
         return part
@@ -328,20 +278,20 @@ class ParallelRun(RunFiles):
         calls this method after the backward passes.
         """
         is_scaled = False
-        self._checks.faults.check(self._sums.finish)
-        if self._checks.hooks.exist:
-            with self._failure.keeping():
-                is_scaled = self._ends.call_hooks(is_failed=self._error() is not None)
-        with self._timeline.exchange("loss and norm", 0):
-            found = self._ends.trained(
-                losses, self._error(), self._optimizers, clip=self.clip, is_scaled=is_scaled
+        self._errors.check(self._sums.finish)
+        if self._hooks.exist:
+            with self._errors.keeping():
+                is_failed = self._error() is not None
+                is_scaled = self._ends.call_hooks(self._hooks, is_failed=is_failed)
+        with self.clock.exchange("loss and norm", 0):
+            total, self.gradient_norm = self._ends.trained(
+                losses, self._error(), clip=self.clip, is_scaled=is_scaled
             )
-            total, self.gradient_norm = found
         begin_ns = time.monotonic_ns()
         if self._scaler.accepts(self.gradient_norm):
-            self._optimizers.step()
-        self._timeline.optimizer(begin_ns)
-        with self._timeline.exchange("parameters", self._held_bytes):
+            self._model.optimizers.step()
+        self.clock.optimizer(begin_ns)
+        with self.clock.exchange("parameters", self._held_bytes):
             for each in self.sets:
                 each.gather()
         self._sums.learn()
@@ -356,15 +306,11 @@ class ParallelRun(RunFiles):
         assert self._part is not None
         sent = self.mesh.bytes_sent()
         since = {name: sent[name] - self._sent_before.get(name, 0) for name in sent}
-        exchanged = self._timeline.exchanged_s()
-        return self._figures.report(
-            self._part, steps=self.steps, step_s=self.step_s, sent=since, exchanged_s=exchanged
-        )
+        return self._figures.report(self._part, steps=self.steps, step_s=self.step_s, sent=since)
 
     def tasks(self) -> list[list[TaskGroup]]:
         """Returns the passes of each rank of a pipeline, in order; empty without a pipeline."""
-        pipeline = self._passes.pipeline
-        return pipeline.tasks() if pipeline is not None else []
+        return self._passes.tasks()
 
     def passes(self) -> dict[str, TaskRun]:
         """Returns the forward and backward passes of the last step in rank 0's pipeline, measured
@@ -393,7 +339,7 @@ class ParallelRun(RunFiles):
     def _error(self) -> Exception | None:
         """Returns this rank's error, which the exchange of the loss tells all ranks."""
         written = self._context.written.error(parts=self._parts(), stages=self.mesh.layout.pp)
-        return self._checks.faults.error() or self._failure.error or self._loss.error or written
+        return self._errors.first or self._loss.error or written
 
     def _parts(self) -> int:
         """Returns the number of parts in which ranks and microbatches compute a batch."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from torch import distributed as dist
 from torch import nn
 
 from unisono.parallel.divisible.interfaces import Divisible, attached
@@ -12,10 +11,10 @@ from unisono.parallel.divisible.parameter_block import block_of
 from unisono.parallel.expert_stacks import DividedExperts
 from unisono.parallel.layers import CrossEntropy, LogitHead, pair_linears, undivided_linear
 from unisono.parallel.precision import Precision
-from unisono.parallel.run.batch_loss import Loss
 from unisono.parallel.run.divided_activations import last_head, sum_gradients_over_positions
-from unisono.parallel.run.parameter_checks import check_parameters
-from unisono.parallel.run.rank_agreement import on_all_ranks
+from unisono.parallel.run.loss.batch_loss import Loss
+from unisono.parallel.run.model_checks import check_parameters
+from unisono.parallel.run.rank_agreement import of_all_ranks, on_all_ranks
 from unisono.parallel.tensor_plan import ModelPlan, StyleName, plan
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import Layout
@@ -31,12 +30,10 @@ def plan_of_all_ranks(
     different plans.
     """
     found = on_all_ranks(lambda: _plan(model, layout, styles))
-    texts: list[str] = [""] * (dist.get_world_size() if dist.is_initialized() else 1)
-    if len(texts) > 1:
-        dist.all_gather_object(texts, str(found))
-    for rank, text in enumerate(texts):
-        if text not in ("", texts[0]):
-            pairs = zip(texts[0].splitlines(), text.splitlines(), strict=False)
+    first, *others = of_all_ranks(str(found))
+    for rank, text in enumerate(others, 1):
+        if text != first:
+            pairs = zip(first.splitlines(), text.splitlines(), strict=False)
             ours, theirs = next((a, b) for a, b in pairs if a != b)
             raise ValueError(
                 f"parallelize: expected equal plans on all ranks, got {' '.join(ours.split())!r} on"

@@ -16,41 +16,36 @@ def on_all_ranks(found: Callable[[], _T]) -> _T:
     Raises `ValueError` on all ranks if the function raises it on one. Ranks on which the function
     raises nothing get the message of the first rank that it fails on.
     """
-    if not dist.is_initialized():
-        return found()
     result: Any = None
     error: ValueError | None = None
     try:
         result = found()
     except ValueError as caught:
         error = caught
-    first = first_message(None if error is None else str(error))
+    texts = of_all_ranks(None if error is None else str(error))
     if error is not None:
         raise error
-    if first is not None:
-        raise ValueError(first)
+    for rank, text in enumerate(texts):
+        if text is not None:
+            raise ValueError(f"rank {rank}: {text}")
     return result  # type: ignore[no-any-return]
 
 
-def first_message(own: str | None) -> str | None:
-    """Returns the message of the first rank that has one, with its number; None if no rank has.
-    Collective.
-    """
-    texts: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(texts, own)
-    return next(
-        (f"rank {rank}: {text}" for rank, text in enumerate(texts) if text is not None), None
-    )
+def of_all_ranks(own: object) -> list[Any]:
+    """Returns the objects of all ranks of torch's default group, by rank; the own one alone without
+    a group. Collective."""
+    if not dist.is_initialized():
+        return [own]
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, own)
+    return found
 
 
 def require_equal(arguments: Mapping[str, str]) -> None:
     """Raises `ValueError` on all ranks unless all pass the same arguments, as texts. Collective."""
-    if not dist.is_initialized():
-        return
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, dict(arguments))
-    for rank, other in enumerate(found):
-        for name, text in found[0].items():
+    first, *others = of_all_ranks(dict(arguments))
+    for rank, other in enumerate(others, 1):
+        for name, text in first.items():
             if other[name] != text:
                 raise ValueError(
                     f"parallelize: expected one {name} on all ranks, got {text} on rank 0 and "

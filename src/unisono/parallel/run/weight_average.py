@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import optim
 
-from unisono.parallel.run.optimizers import AVERAGE
 from unisono.parallel.run.parallel_run import ParallelRun
+from unisono.parallel.run.parameters.optimizers import AVERAGE
 
 
 class WeightAverage:

@@ -1,0 +1,1 @@
+"""The figures of a run: bytes, memory and times, predicted and measured."""

@@ -1,0 +1,1 @@
+"""The files of a run: checkpoints, and weights for other programs."""

@@ -1,0 +1,1 @@
+"""The loss of a batch that is computed in parts."""

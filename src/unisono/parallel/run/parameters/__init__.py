@@ -1,0 +1,1 @@
+"""The parameters of a rank: their gradients, their division by ZeRO, and their optimizers."""

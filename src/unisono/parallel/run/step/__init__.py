@@ -1,0 +1,1 @@
+"""The passes of a step, its checks, and its end."""
