@@ -54,10 +54,13 @@ def layer_activation_bytes(
     projections = model.query_width + model.key_value_width + _output_width(model)
     attention += 2 * tokens / tp * projections
     both = _norms(model, stream, widths, unfused) + attention
+    kept = widths.output
+    if model.gated and software == "torch-eager":
+        kept += 2  # the output of the activation function, beside its product with the gate
     if not experts:
-        return both + tokens / tp * _ffn_bytes(model, model.ffn, widths.output)
+        return both + tokens / tp * _ffn_bytes(model, model.ffn, kept)
     routed = tokens / (tp if sequence_parallel or ep == 1 else 1) * model.top_k
-    return both + _experts(model, stream, tokens / tp, routed, widths)
+    return both + _experts(model, stream, tokens / tp, routed, widths, kept)
 
 
 def output_activation_bytes(
@@ -105,10 +108,15 @@ def _output_width(model: Transformer) -> int:
 
 
 def _experts(
-    model: Transformer, stream: float, tokens: float, routed: float, widths: _ValueBytes
+    model: Transformer,
+    stream: float,
+    tokens: float,
+    routed: float,
+    widths: _ValueBytes,
+    kept: int,
 ) -> float:
     """Returns the bytes of the router, the shared experts and the routed experts."""
-    width = _ffn_bytes(model, model.expert_ffn, widths.output)
+    width = _ffn_bytes(model, model.expert_ffn, kept)
     shared = tokens * model.shared_experts * width
     router = 8 * stream * model.experts
     return shared + routed * (width + widths.input * model.hidden) + router

@@ -22,7 +22,7 @@ from unisono.planner.inputs.workload import (
 from unisono.planner.step_times.exchange_times import ExchangeTimes, exchange_times
 from unisono.planner.step_times.kernel_times import KernelTimes
 from unisono.planner.step_times.layer_times import BACKWARD_ATTENTION, LayerModel, LayerTimes, Shape
-from unisono.planner.step_times.parameter_groups import parameter_groups
+from unisono.planner.step_times.parameter_groups import ParameterGroup, parameter_groups
 from unisono.planner.step_times.update_times import UpdateTimes
 
 _LOSS_BYTES = 24
@@ -125,6 +125,7 @@ class StepModel:
         }
         eager = self._eager(layout)
         kinds["host"] += microbatches * slowest.host_s
+        kinds["shards"] += microbatches * self._outer_units_s(layout)
         kinds["output"] = microbatches * slowest.output_s
         kinds["send"] = microbatches * slowest.send_s + self._fill_sends_s(layout, micro_batch)
         again = 1.0 if recompute == "full" else 0.0
@@ -294,22 +295,40 @@ class StepModel:
         """
         if layout.microbatch_zero < 2:
             return 0.0
-        one_s = replicas_s = 0.0
-        found = layer_parameters(self.model, layout, experts=shape.experts)
-        for each in parameter_groups(found, layout):
-            shards = max(each.ranks // layout.dp_replicate, 1)
-            place = self.exchanges.place(shards, each.stride)
-            one_s += self.exchanges.gather_s(2 * each.parameters, place)
-            # PyTorch's hybrid sharding sums the shards of the gradients over the replicas in each
-            # microbatch (`set_requires_all_reduce` of FSDP2 is True by default).
-            copies = self.exchanges.place(layout.dp_replicate, each.stride * shards)
-            replicas_s += self.exchanges.all_reduce_s(2 * each.parameters / shards, copies)
+        gather_s, scatter_s = self._unit_s(layout, experts=shape.experts)
+        exchange_s = gather_s * (2 if layout.zero == 3 else 1) + scatter_s
         if self.kernels.frozen:  # Only weights are gathered, twice; adapters are small.
-            exchange_s = one_s * (2 if layout.zero == 3 else 0)
-        else:
-            exchange_s = one_s * (3 if layout.zero == 3 else 2) + replicas_s
+            exchange_s = gather_s * (2 if layout.zero == 3 else 0)
         overlapped_s = min(exchange_s, device_s)
         return exchange_s - overlapped_s + self.constants.overlap_slowdown * overlapped_s
+
+    def _unit_s(self, layout: Layout, *, experts: bool) -> tuple[float, float]:
+        """Returns the seconds in which ZeRO gathers the weights of a layer, and in which it sums
+        and divides its gradients.
+        """
+        found = layer_parameters(self.model, layout, experts=experts)
+        gather_s = scatter_s = 0.0
+        for each in parameter_groups(found, layout):
+            one_s = self._updates.sharded_s(each, layout)
+            gather_s, scatter_s = gather_s + one_s[0], scatter_s + one_s[1]
+        return gather_s, scatter_s
+
+    def _outer_units_s(self, layout: Layout) -> float:
+        """Returns the seconds of a microbatch's exchanges of ZeRO-2 and 3 beside which nothing is
+        computed: the gathers of the embedding, the output and the first layer, and the sums of
+        their gradients after the backward pass.
+        """
+        if layout.microbatch_zero < 2:
+            return 0.0
+        model = self.model
+        outer = ParameterGroup(
+            model.vocab * model.hidden * (1 if model.tied else 2) / layout.tp,
+            layout.dp * layout.cp,
+            layout.tp,
+        )
+        first_s = sum(self._unit_s(layout, experts=model.dense_layers < 1 and model.experts > 0))
+        hidden = 1 - self.constants.overlap_slowdown
+        return sum(self._updates.sharded_s(outer, layout)) + first_s * hidden
 
     def _output_s(self, layout: Layout, tokens: float) -> float:
         """Returns the seconds of the output projection and the loss, forward and backward."""
