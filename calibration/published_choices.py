@@ -74,6 +74,9 @@ def published_choices(row: Mapping[str, str]) -> PublishedChoices:
         # `torch_dtype: bf16` with `torch.optim.Adam`; `model.to(dtype=param_dtype)` of
         # kempnerforge/distributed/parallel.py
         return PublishedChoices(states="bf16")
+    if source.startswith("MLPerf v5.1, Llama 3.1 8B") and row["device"] not in ("MI355X", "MI325X"):
+        # config_common_cg.sh, which NVIDIA's configurations of Llama 3.1 8B read
+        return PublishedChoices(states="bf16-gradients", software="megatron-2026")
     if source.startswith(_NARROW_GRADIENTS):
         return PublishedChoices(states="bf16-gradients")
     if source.startswith("torchtitan"):

@@ -123,7 +123,6 @@ class StepModel:
             kind: microbatches * slowest.layers * seconds
             for kind, seconds in zip(LayerStep._fields, slowest.layer, strict=True)
         }
-        eager = self._eager(layout)
         kinds["host"] += microbatches * slowest.host_s
         kinds["shards"] += microbatches * self._outer_units_s(layout)
         kinds["output"] = microbatches * slowest.output_s
@@ -136,10 +135,18 @@ class StepModel:
         behind = min(microbatches, layout.pp) if layout.chunks > 1 else 1
         kinds["gradients"] = self._updates.gradients_s(layout, stages, behind * slowest_s)
         kinds["optimizer"] = self._updates.optimizer_s(layout, stages)
-        kinds["step"] = self.constants.eager_step_s if eager else self.constants.step_s
+        kinds["step"] = self._step_host_s(layout)
         spread = self.constants.straggler * sqrt(2 * log(layout.devices))
         kinds["straggler"] = spread * sum(kinds.values())
         return kinds
+
+    def _step_host_s(self, layout: Layout) -> float:
+        """Returns the host seconds of a step in addition to its microbatches. The host launches a
+        step that is one CUDA graph at once.
+        """
+        if self._software(layout) == "megatron-2026":
+            return 0.0
+        return self.constants.eager_step_s if self._eager(layout) else self.constants.step_s
 
     def _stage_loads(
         self, layout: Layout, micro_batch: int, recompute: str, stages: tuple[int, ...]
