@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from published_runs import PublishedRun, predict_run
 
-from unisono.planner import CalibratedConstants, Prediction
+from unisono.planner import Prediction
+from unisono.planner.constants.calibrated_constants import CalibratedConstants
 
 _MEASURES = {
     "torchtitan": "reserved",

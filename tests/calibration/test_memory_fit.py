@@ -8,13 +8,13 @@ import pytest
 from memory_fit import MemoryFit, measured_bytes
 from published_runs import PublishedRun, predict_run, published_runs
 
-from unisono import planner
+from unisono.planner.constants.calibrated_constants import constants_document, default_constants
 
 NAMES = ("FlagPerf, Paddle", "torchtitan", "KempnerForge")
 RUNS = [run for run in published_runs() if run.memory_bytes and run.source in NAMES]
-DEFAULT = planner.default_constants()
+DEFAULT = default_constants()
 RANGES = {
-    name: planner.constants_document()["constants"][name]["range"]
+    name: constants_document()["constants"][name]["range"]
     for name in ("fragmentation", "communicator_bytes")
 }
 
@@ -30,7 +30,7 @@ def test_hidden_constants_are_found(factor: float, nbytes: float) -> None:
     ends = zip((factor, nbytes), RANGES.items(), strict=True)
     wanted = {name: low + share * (high - low) for share, (name, (low, high)) in ends}
     runs = [hidden(run, **wanted) for run in RUNS]
-    entries = planner.constants_document()["constants"]
+    entries = constants_document()["constants"]
     free = {name: {**entries[name], "prior_width": 100.0} for name in RANGES}
     found = MemoryFit(runs, DEFAULT, {"constants": free})
     assert found.values() == pytest.approx(wanted)
@@ -44,7 +44,7 @@ def test_the_peaks_of_a_source_do_not_change_its_own_error() -> None:
         for run in RUNS
         if run.memory_bytes
     ]
-    document = planner.constants_document()
+    document = constants_document()
     few, many = MemoryFit(RUNS, DEFAULT, document), MemoryFit(large, DEFAULT, document)
     assert few.values(left_out=NAMES[0]) == many.values(left_out=NAMES[0])
     assert few.values() != many.values()

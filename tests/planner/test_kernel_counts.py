@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from unisono import planner
+from unisono.planner.constants.calibrated_constants import default_constants
 
-CONSTANTS = planner.default_constants().changed(straggler=0.0, launch_s=0.0, memory_share=1e9)
+CONSTANTS = default_constants().changed(straggler=0.0, launch_s=0.0, memory_share=1e9)
 MODEL = planner.load_model("llama3-8b")
 JOB = planner.Workload(seq=1024, global_batch=8, micro_batch=1, recompute="none")
 
@@ -34,7 +35,7 @@ def test_a_step_that_is_one_graph_has_no_host_time() -> None:
         ).time
         for software in ("transformer-engine", "megatron-2026", "megatron-2022")
     }
-    constants = planner.default_constants()
+    constants = default_constants()
     assert steps["megatron-2026"]["step"] == 0.0
     assert steps["transformer-engine"]["step"] == constants.step_s
     assert steps["megatron-2022"]["step"] == constants.eager_step_s

@@ -35,7 +35,7 @@ def test_the_allocator_reserves_more_than_live_tensors() -> None:
 
 def test_each_axis_has_a_communicator() -> None:
     """Tests layouts with the axes dp, tp, and with ep and all devices; one device has none."""
-    constants = planner.default_constants()
+    constants = default_constants()
     layouts = {"dp=8": 2, "tp=8": 2, "dp=2,tp=4": 3, "dp=2,tp=2,pp=2": 4}
     for text, communicators in layouts.items():
         found = planner.predict("gpt3-1.7b", "h100:8", text, JOB)

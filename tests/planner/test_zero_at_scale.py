@@ -8,12 +8,13 @@ from math import log2
 import pytest
 
 from unisono import planner
+from unisono.planner.constants.calibrated_constants import default_constants
 from unisono.planner.step_times.exchange_times import ExchangeTimes
 
 MODEL = planner.load_model("llama3-8b")
 JOB = planner.Workload(seq=4096, global_batch=4096, micro_batch=1, recompute="none")
 NETWORK, LINK, ROUND, START = 1e-5, 5e-6, 2e-6, 2e-5
-CONSTANTS = planner.default_constants().changed(
+CONSTANTS = default_constants().changed(
     network_start_s=NETWORK, link_rank_s=LINK, round_s=ROUND, link_start_s=START,
     network_share=1.0, link_share=1.0, straggler=0.0,
 )  # fmt: skip
