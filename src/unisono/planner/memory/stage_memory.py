@@ -76,6 +76,7 @@ class MemoryModel:
         self._model, self._workload = model, workload
         self._fragmentation, self._capacity_bytes = fragmentation, capacity_bytes
         self._communicator_bytes = communicator_bytes
+        self._least = min(_LEAST_FRAGMENTATION, fragmentation)
         self._layers: dict[tuple[object, ...], float] = {}
         self._known_states: dict[tuple[int, ...], StateBytes] = {}
 
@@ -97,11 +98,12 @@ class MemoryModel:
 
     def fits(self, layout: Layout, micro_batch: int, recompute: str) -> bool:
         """Returns True if the fullest device needs at most the capacity."""
-        return self.use(layout, micro_batch, recompute).needed <= self._capacity_bytes
+        room = (self._capacity_bytes - self._outside_bytes(layout)) / self._least
+        return all(live <= room for live in self._live_bytes(layout, micro_batch, recompute))
 
     def _use(self, live: float, layout: Layout) -> MemoryUse:
         outside = self._outside_bytes(layout)
-        needed = live * min(_LEAST_FRAGMENTATION, self._fragmentation) + outside
+        needed = live * self._least + outside
         usual = live * self._fragmentation + outside
         return MemoryUse(live, needed, min(usual, max(self._capacity_bytes, needed)))
 
@@ -109,8 +111,8 @@ class MemoryModel:
         """Returns the bytes of the CUDA context, and of a communicator for all devices and for each
         axis of the layout.
         """
-        axes = (layout.dp, layout.tp, layout.pp, layout.cp, layout.ep)
-        communicators = (layout.devices > 1) + sum(size > 1 for size in axes)
+        axes = (layout.dp > 1) + (layout.tp > 1) + (layout.pp > 1) + (layout.cp > 1)
+        communicators = axes + (layout.ep > 1) + (axes > 0)
         return _CONTEXT_BYTES + communicators * self._communicator_bytes
 
     def _live_bytes(self, layout: Layout, micro_batch: int, recompute: str) -> Iterator[float]:
