@@ -8,6 +8,7 @@ import pytest
 
 from unisono import planner
 from unisono.planner.constants.calibrated_constants import default_constants
+from unisono.planner.step_times.step_time import StepModel
 
 CONSTANTS = default_constants().changed(straggler=0.0, launch_s=0.0, memory_share=1e9)
 MODEL = planner.load_model("llama3-8b")
@@ -39,3 +40,20 @@ def test_a_step_that_is_one_graph_has_no_host_time() -> None:
     assert steps["megatron-2026"]["step"] == 0.0
     assert steps["transformer-engine"]["step"] == constants.step_s
     assert steps["megatron-2022"]["step"] == constants.eager_step_s
+
+
+@pytest.mark.parametrize(("tp", "ep"), [(1, 1), (2, 1), (2, 8)])
+def test_the_inputs_of_each_expert_are_converted(tp: int, ep: int) -> None:
+    """Compares the bytes of conversions to fp8, 2 read and 2 written for each value, with the
+    inputs of all products of a layer with experts: top_k copies of each token, and their values
+    inside of the experts.
+    """
+    model = planner.load_model("qwen3-30b-a3b")
+    layout = planner.Layout(dp=8 // tp, tp=tp, ep=ep, zero=1, sequence_parallel=tp > 1)
+    job = replace(JOB, precision="fp8")
+    times = StepModel(model, planner.Cluster.parse("h100:8"), job, CONSTANTS)
+    found = times.layers.operators(times.shape(layout, 1, experts=True))
+    [conversion] = [each for each in found if each.name == "conversion"]
+    h, width = model.hidden, model.heads * model.head_dim
+    routed = model.top_k * (h / (tp if ep > 1 else 1) + model.expert_ffn / tp)
+    assert conversion.nbytes == pytest.approx(1024 * 4 * (h + width / tp + routed))

@@ -251,11 +251,18 @@ class LayerModel:
         """Returns the bytes moved to convert values to 8 or 4 bits.
 
         For each value, two bytes are read, and the converted value is written twice: in the matrix
-        and in its transpose.
+        and in its transpose. The values are the inputs of all products, also those of each expert.
         """
         model, tokens = self._model, shape.tokens
-        inner = 0.0 if shape.experts else model.ffn / shape.tp
-        values = 2 * model.hidden + model.heads * model.head_dim / shape.tp + inner
+        values = model.hidden + model.heads * model.head_dim / shape.tp
+        if not shape.experts or model.shared_experts:
+            inner = model.shared_experts * model.expert_ffn if shape.experts else model.ffn
+            values += model.hidden + inner / shape.tp
+        if shape.experts:
+            # Tokens are converted where their experts are, or once, before they are sent.
+            copies = model.top_k if shape.dispatch_bytes > 1 else 1
+            values += copies * model.hidden / (shape.tp if shape.ep > 1 else 1)
+            values += model.top_k * model.expert_ffn / shape.tp
         return tokens * values * (2 + 2 * self._kernels.value_bytes)
 
     def _kernel(self, name: str, nbytes: float, count: int) -> OperatorTime:
