@@ -10,6 +10,7 @@ import pytest
 from unisono import planner
 from unisono.planner.constants.calibrated_constants import default_constants
 from unisono.planner.step_times.exchange_times import ExchangeTimes
+from unisono.planner.step_times.step_time import StepModel
 
 MODEL = planner.load_model("llama3-8b")
 JOB = planner.Workload(seq=4096, global_batch=4096, micro_batch=1, recompute="none")
@@ -84,6 +85,18 @@ def test_replicas_sum_their_shards() -> None:
     gathered = 3 / 4 * (6 * whole + 2 * layers)
     summed = 2 * 3 / 4 * 4 * whole / 4
     assert found == pytest.approx((gathered + summed) / 1e8, rel=1e-3)
+
+
+def test_replicas_are_part_of_what_is_known_about_a_layer() -> None:
+    """Tests one model of a workload with two layouts of equal shards: their times do not mix."""
+    cluster = planner.Cluster(device="h100", devices=16, per_host=1, network_Bps=1e8)
+    job = replace(JOB, global_batch=16)
+    small = planner.Layout(dp=8, zero=3, dp_replicate=2)
+    large = planner.Layout(dp=16, zero=3, dp_replicate=4)
+    alone = StepModel(MODEL, cluster, job, CONSTANTS).step(large, 1, "none")
+    times = StepModel(MODEL, cluster, job, CONSTANTS)
+    assert times.step(small, 1, "none")["shards"] != alone["shards"]
+    assert times.step(large, 1, "none") == alone
 
 
 def test_nothing_hides_the_first_and_the_last_exchange() -> None:

@@ -63,20 +63,6 @@ def layer_activation_bytes(
     return both + _experts(model, stream, tokens / tp, routed, widths, kept)
 
 
-def output_activation_bytes(
-    model: Transformer, *, seq: int, batch: int, tp: int = 1, stages: int = 1
-) -> float:
-    """Returns the bytes of embedding and output on the first stage, which keeps `stages` batches.
-
-    The formula is (8 s b p + s b h p) / t, plus 4 s b h (1 + V / h) / t if p = 1 (arXiv 2205.05198,
-    section 4.3), where s is `seq`, b `batch`, p `stages`, t `tp`, h the model's width and V its
-    vocabulary.
-    """
-    tokens = seq * batch / tp
-    embedding = (8 + model.hidden) * tokens * stages
-    return embedding + (4 * tokens * (model.hidden + model.vocab) if stages == 1 else 0)
-
-
 class _ValueBytes(NamedTuple):
     """Bytes of one value that is kept for backward.
 

@@ -82,8 +82,7 @@ class StepModel:
         host = HostOffload.of(cluster) if workload.offload else None
         self._updates = UpdateTimes(model, workload, self.kernels, self.exchanges, constants, host)
         self._layer_times: dict[Shape, LayerTimes] = {}
-        self._layer_steps: dict[tuple[object, ...], LayerStep] = {}
-        self._layer_seconds: dict[tuple[object, ...], float] = {}
+        self._layer_steps: dict[tuple[object, ...], tuple[LayerStep, float]] = {}
         self._outputs: dict[tuple[int, float], float] = {}
 
     def with_constants(self, constants: CalibratedConstants) -> StepModel:
@@ -195,19 +194,17 @@ class StepModel:
         self, layout: Layout, micro_batch: int, recompute: str, *, experts: bool
     ) -> LayerStep:
         """Returns the seconds of one layer and microbatch by kind."""
-        shape = self.shape(layout, micro_batch, experts=experts)
-        zero = layout.microbatch_zero if layout.microbatch_zero >= 2 else 0
-        group = (layout.dp, layout.dp_replicate) if zero else (1, 1)
-        key = (shape, recompute, zero, group, layout.rules.hides_exchanges)
-        found = self._layer_steps.get(key)
-        if found is None:
-            found = self._layer_steps[key] = self._layer_step(shape, layout, recompute)
-        return found
+        return self._layer(layout, micro_batch, recompute, experts)[0]
 
     def layer_s(self, layout: Layout, micro_batch: int, recompute: str, *, experts: bool) -> float:
         """Returns the seconds of one layer and microbatch."""
+        return self._layer(layout, micro_batch, recompute, experts)[1]
+
+    def _layer(
+        self, layout: Layout, micro_batch: int, recompute: str, experts: bool
+    ) -> tuple[LayerStep, float]:
+        """Returns the seconds of one layer and microbatch by kind, and their sum."""
         zero = layout.microbatch_zero if layout.microbatch_zero >= 2 else 0
-        group = (layout.dp, layout.dp_replicate) if zero else (1, 1)
         key = (
             micro_batch,
             layout.tp,
@@ -215,16 +212,17 @@ class StepModel:
             layout.ep if experts else 1,
             layout.sequence_parallel,
             zero,
-            group,
+            (layout.dp, layout.dp_replicate) if zero else None,
             layout.rules.hides_exchanges,
             recompute,
             experts,
             self._software(layout),
         )
-        found = self._layer_seconds.get(key)
+        found = self._layer_steps.get(key)
         if found is None:
-            step = self.layer_step(layout, micro_batch, recompute, experts=experts)
-            found = self._layer_seconds[key] = sum(step)
+            shape = self.shape(layout, micro_batch, experts=experts)
+            step = self._layer_step(shape, layout, recompute)
+            found = self._layer_steps[key] = step, sum(step)
         return found
 
     def _layer_step(self, shape: Shape, layout: Layout, recompute: str) -> LayerStep:
