@@ -77,6 +77,9 @@ def published_choices(row: Mapping[str, str]) -> PublishedChoices:
     if source.startswith("MLPerf v5.1, Llama 3.1 8B") and row["device"] not in ("MI355X", "MI325X"):
         # config_common_cg.sh, which NVIDIA's configurations of Llama 3.1 8B read
         return PublishedChoices(states="bf16-gradients", software="megatron-2026")
+    if source.startswith("arXiv 2311.05610"):
+        # 13B parameters on a device of 80 GB, without tp and pp, only fit with 16 bits.
+        return PublishedChoices(states="bf16-gradients")
     if source.startswith(_NARROW_GRADIENTS):
         return PublishedChoices(states="bf16-gradients")
     if source.startswith("torchtitan"):
