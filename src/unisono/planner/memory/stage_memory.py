@@ -214,7 +214,8 @@ class MemoryModel:
             zero=layout.microbatch_zero,
             shards=shards,
             precision=precision,
-            gradient_bytes=gradient_bytes(self._software(layout), precision),
+            gradient_bytes=gradient_bytes(self._workload, layout),
+            narrow=self._workload.states == "bf16",
         )
         width = 4 if precision in ("fp32", "tf32") else 2
         kept = width * frozen / (shards if layout.microbatch_zero == 3 else 1)

@@ -331,9 +331,15 @@ class StepModel:
             layout.dp * layout.cp,
             layout.tp,
         )
-        first_s = sum(self._unit_s(layout, experts=model.dense_layers < 1 and model.experts > 0))
-        hidden = 1 - self.constants.overlap_slowdown
-        return sum(self._updates.sharded_s(outer, layout)) + first_s * hidden
+        units = (
+            self._updates.sharded_s(outer, layout),
+            self._unit_s(layout, experts=model.dense_layers < 1 and model.experts > 0),
+        )
+        outer_s, first_s = (
+            gather_s if self.kernels.frozen else gather_s + scatter_s
+            for gather_s, scatter_s in units
+        )
+        return outer_s + first_s * (1 - self.constants.overlap_slowdown)
 
     def _output_s(self, layout: Layout, tokens: float) -> float:
         """Returns the seconds of the output projection and the loss, forward and backward."""
