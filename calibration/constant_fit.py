@@ -71,7 +71,10 @@ class ConstantFit:
         entries = document["constants"]
         self.runs = list(runs)
         self.names = tuple(name for name, entry in entries.items() if entry.get("width"))
-        self._priors = {name: entry["prior"] for name, entry in entries.items()}
+        self._priors = {
+            name: entry["prior"] if entry.get("width") else entry.get("value", entry["prior"])
+            for name, entry in entries.items()
+        }
         self._widths = np.array([entries[name]["width"] for name in self.names])
         ends = [entries[name].get("range", (0.0, np.inf)) for name in self.names]
         priors = np.array([self._priors[name] for name in self.names])

@@ -10,13 +10,18 @@ from left_out_errors import LeftOutSource
 from own_run_errors import OwnRunErrors
 
 
-def errors_markdown(sources: Sequence[LeftOutSource], fitted: Mapping[str, float]) -> str:
+def errors_markdown(
+    sources: Sequence[LeftOutSource],
+    fitted: Mapping[str, float],
+    memory: Mapping[str, float | None],
+) -> str:
     """Returns a table with a line for each source, and with the means over the sources. `fitted`
-    has the mean absolute errors with constants that were fitted to all sources.
+    has the mean absolute errors with constants that were fitted to all sources, and `memory` the
+    errors of published peaks with constants of the other sources (`MemoryFit.error`).
     """
     rows = []
     for each in sources:
-        tau, regret = each.ranking
+        (tau, regret), peak = each.ranking, memory[each.name]
         rows.append(
             (
                 each.name,
@@ -26,12 +31,12 @@ def errors_markdown(sources: Sequence[LeftOutSource], fitted: Mapping[str, float
                 f"{np.expm1(each.bias):+.0%}",
                 f"{each.covered:.0%}",
                 f"{each.width:.2f}",
-                "-" if each.memory is None else f"{each.memory:.0%}",
+                "-" if peak is None else f"{peak:.0%}",
                 "-" if tau is None else f"{tau:.2f}",
                 "-" if regret is None else f"{regret:.1%}",
             )
         )
-    memory = [each.memory for each in sources if each.memory is not None]
+    peaks = [each for each in memory.values() if each is not None]
     rows.append(
         (
             f"mean of the {len(sources)} sources",
@@ -41,7 +46,7 @@ def errors_markdown(sources: Sequence[LeftOutSource], fitted: Mapping[str, float
             f"{np.expm1(np.mean([each.bias for each in sources])):+.0%}",
             f"{np.mean([each.covered for each in sources]):.0%}",
             "-",
-            f"{np.mean(memory):.0%}" if memory else "-",
+            f"{np.mean(peaks):.1%}" if peaks else "-",
             "-",
             "-",
         )
@@ -90,11 +95,11 @@ def constants_markdown(document: Mapping[str, Any]) -> str:
             f"{entry['value']:.3g}",
             entry["unit"],
             f"{entry['prior']:.3g}",
-            f"{entry['width']:.0%}",
+            f"{width:.0%}",
             str(len(entry.get("fitted_to", []))),
         )
         for name, entry in document["constants"].items()
-        if entry.get("width")
+        if (width := entry.get("width") or entry.get("prior_width"))
     ]
     return _table(("constant", "value", "unit", "prior", "its width", "sources"), rows)
 

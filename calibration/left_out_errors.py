@@ -57,13 +57,6 @@ class LeftOutSource:
         return float(np.median([each.high_s / each.low_s for each in self.predictions]))
 
     @property
-    def memory(self) -> float | None:
-        """Mean absolute error of the memory of a device. None without published memory."""
-        pairs = zip(self.runs, self.predictions, strict=True)
-        known = [p.memory_bytes / run.memory_bytes for run, p in pairs if run.memory_bytes]
-        return float(np.mean(np.abs(np.array(known) - 1))) if known else None
-
-    @property
     def ranking(self) -> tuple[float | None, float | None]:
         """Kendall's tau and the regret of layouts (`layout_ranking.ranking`)."""
         return ranking(self.runs, [each.step_s for each in self.predictions])

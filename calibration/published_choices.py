@@ -16,6 +16,7 @@ class PublishedChoices(NamedTuple):
     vpp: int | None = None
     recompute: str | None = None
     software: str | None = None
+    states: str = "mixed"
 
 
 _NARAYANAN = {
@@ -47,6 +48,11 @@ expert exchanges behind compute, since release 26.06."""
 _SELECTIVE_DEVICES = ("B200", "GB200", "H100-SXM5-80GB")
 """Devices on which Megatron-Bridge computes norms and activations of GPT-OSS again, in 16 bits."""
 
+_NARROW_GRADIENTS = ("NeMo 24", "NeMo 25", "DGX Cloud", "MLPerf", "fms-fsdp", "Megatron MoE")
+"""Beginnings of the names of sources whose configurations sum gradients in 16 bits
+(`grad_reduce_in_fp32` of NeMo's recipes, `grad_sync_dtype` of its configurations, `reduce_dtype` of
+fms-fsdp's policies, `--grad-reduce-in-bf16` of the Model Zoo)."""
+
 
 def published_choices(row: Mapping[str, str]) -> PublishedChoices:
     """Returns the choices of a row's run that its published scripts and its software state.
@@ -62,13 +68,42 @@ def published_choices(row: Mapping[str, str]) -> PublishedChoices:
     if source == "llm-foundry MPT":
         # attention `flash` or `triton` of FlashAttention 1 (github mosaicml/llm-foundry,
         # scripts/train/benchmarking/sweep.py of 2023)
-        return PublishedChoices(software="torch-2023")
-    if source.startswith("torchtitan "):
-        eager = row.get("note", "").startswith("FSDP") and "compile" not in row["note"]
-        return PublishedChoices(software="torch-eager" if eager else None)
-    if source.startswith("Megatron-Bridge "):
+        # with `mixed_precision: PURE`, which sums gradients in 16 bits
+        return PublishedChoices(software="torch-2023", states="bf16-gradients")
+    if source.startswith(("NeMo AutoModel", "KempnerForge")):
+        # `torch_dtype: bf16` with `torch.optim.Adam`; `model.to(dtype=param_dtype)` of
+        # kempnerforge/distributed/parallel.py
+        return PublishedChoices(states="bf16")
+    if source.startswith("MLPerf v5.1, Llama 3.1 8B") and row["device"] not in ("MI355X", "MI325X"):
+        # config_common_cg.sh, which NVIDIA's configurations of Llama 3.1 8B read
+        return PublishedChoices(states="bf16-gradients", software="megatron-2026")
+    if source.startswith("arXiv 2311.05610"):
+        # 13B parameters on a device of 80 GB, without tp and pp, only fit with 16 bits.
+        return PublishedChoices(states="bf16-gradients")
+    if source.startswith(_NARROW_GRADIENTS):
+        return PublishedChoices(states="bf16-gradients")
+    if source.startswith("torchtitan"):
+        return _torchtitan(row)
+    if source.startswith("Megatron-Bridge"):
         return _megatron_bridge(source.removeprefix("Megatron-Bridge "), name, row)
     return PublishedChoices()
+
+
+def _torchtitan(row: Mapping[str, str]) -> PublishedChoices:
+    """Returns the choices of torchtitan. A pipeline has as many microbatches as devices in it, if
+    the configuration does not state their number (`pipeline_parallel_microbatches`), and an
+    interleaved schedule has two groups of layers on each. The configuration of Llama 3 8B computes
+    selected operators again (llama3_8b.toml).
+    """
+    note, stages = row.get("note", ""), int(row["pp"])
+    eager = note.startswith("FSDP") and "compile" not in note
+    size = int(row["global_batch"]) // (int(row["dp"]) * stages)
+    return PublishedChoices(
+        micro_batch=size if stages > 1 else None,
+        vpp=2 if stages > 1 else None,
+        recompute="selective",
+        software="torch-eager" if eager else None,
+    )
 
 
 def _megatron_bridge(release: str, name: str, row: Mapping[str, str]) -> PublishedChoices:
@@ -79,11 +114,12 @@ def _megatron_bridge(release: str, name: str, row: Mapping[str, str]) -> Publish
     that do not fit in memory are moved to the host.
     """
     if not name.startswith(_BRIDGE_MODELS):
-        return PublishedChoices()
+        return PublishedChoices(states="bf16-gradients")
     device, wide = row["device"], row["precision"] == "bf16"
     again = name.startswith("GPT OSS") and wide and device in _SELECTIVE_DEVICES
     graph = release >= "26.06" and row.get("note", "").startswith("MXFP8")
     return PublishedChoices(
         recompute="selective" if again else "none",
+        states="bf16-gradients",
         software="megatron-2026" if graph and device in _WHOLE_GRAPHS.get(name, ()) else None,
     )

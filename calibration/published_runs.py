@@ -19,6 +19,8 @@ TABLE = Path(__file__).with_name("published_runs.csv")
 _NETWORK_BPS = {"vTrain multi": 12.5e9}
 """Rates between hosts that differ from the device's usual ones. vTrain: 800 Gbit/s for 8 devices
 (github VIA-Research/vTrain, `inter_node_bandwidth` of its configurations)."""
+_DECIMAL = ("arXiv 2401.10241 table 4",)
+"""Sources whose GB are 10^9 bytes. All others print GiB."""
 _PUBLISHERS = ("MLPerf", "torchtitan", "Megatron-Bridge")
 """Beginnings of the names of sources that have software and machines in common."""
 _MODEL_NUMBERS = (
@@ -71,6 +73,7 @@ def run_of_row(row: Mapping[str, str]) -> PublishedRun:
     for name, value in (("micro_batch", known.micro_batch), ("vpp", known.vpp)):
         numbers[name] = numbers[name] or value
     memory, network = row.get("memory_GiB"), row.get("network_Gbps")
+    unit = 10**9 if row["source"] in _DECIMAL else 2**30
     return PublishedRun(
         table_source=row["source"],
         name=row["model"],
@@ -93,9 +96,10 @@ def run_of_row(row: Mapping[str, str]) -> PublishedRun:
             precision=row["precision"],
             recompute=row["recompute"] or known.recompute,
             software=row.get("software") or known.software,
+            states=known.states,
         ),
         measured_s=float(row["measured_s"]),
-        memory_bytes=float(memory) * 2**30 if memory else None,
+        memory_bytes=float(memory) * unit if memory else None,
         note=row.get("note", ""),
     )
 

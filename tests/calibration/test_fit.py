@@ -37,7 +37,9 @@ def test_tables_are_replaced(tmp_path: Path) -> None:
         assert each.constants.changed(sigma=values.sigma) == values
         ratio = each.predictions[0].step_s / each.runs[0].measured_s
         assert each.ratios[0] == ratio and each.bias == pytest.approx(-np.log(each.ratios).mean())
-    table = errors_markdown(sources, {each.name: 0.5 for each in sources})
+    table = errors_markdown(
+        sources, {each.name: 0.5 for each in sources}, {each.name: None for each in sources}
+    )
     assert table.count("\n") == 2 + len(sources) and "| 50.0 % |" in table
     page = tmp_path / "page.md"
     page.write_text("no marks")

@@ -9,7 +9,6 @@ import pytest
 from published_runs import TABLE, grouped, predict_run, published_runs, thinned
 
 from unisono import planner
-from unisono.planner.constants.calibrated_constants import default_constants
 
 
 def test_each_source_has_a_line() -> None:
@@ -85,23 +84,3 @@ def test_pairs_with_and_without_compile() -> None:
         published = run.measured_s / pair.measured_s
         assert published > 1.15
         assert seconds[0] / seconds[1] == pytest.approx(published, rel=0.06)
-
-
-def test_the_reserve_is_the_best_for_the_published_memory() -> None:
-    """Tests that a larger and a smaller ratio have larger errors on torchtitan's reserved bytes."""
-    runs = [
-        run
-        for run in published_runs()
-        if run.table_source.startswith("torchtitan ") and run.memory_bytes and run.job.recompute
-    ]
-    constants = default_constants()
-
-    def cost(ratio: float) -> float:
-        changed = constants.changed(fragmentation=ratio)
-        memory = [predict_run(run, changed).memory_bytes for run in runs]
-        logs = np.log([a / (b.memory_bytes or 0) for a, b in zip(memory, runs, strict=True)])
-        return float(np.sum(logs**2))
-
-    best = constants.fragmentation
-    assert len(runs) == 10
-    assert cost(best) < min(cost(best - 0.02), cost(best + 0.02))

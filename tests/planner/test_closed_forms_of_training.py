@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from unisono import planner
 from unisono.planner.inputs.training_flops import step_flops, training_days
-from unisono.planner.memory.activation_bytes import layer_activation_bytes, output_activation_bytes
+from unisono.planner.memory.activation_bytes import layer_activation_bytes
 from unisono.planner.memory.stage_memory import MemoryModel
 
 gpts = st.builds(
@@ -77,20 +77,6 @@ def test_fused_attention_keeps_no_scores() -> None:
     found = layer_activation_bytes(model, seq=2048, batch=1, software="transformer-engine")
     sbh = 2048 * model.hidden
     assert found == pytest.approx(sbh * 32 + 4 * 2048 * model.heads)  # without dropout masks
-
-
-def test_output_activations() -> None:
-    """Compares `output_activation_bytes` with section 4.3 of arXiv 2205.05198, with and without a
-    pipeline.
-    """
-    model = planner.load_model("gpt3-22b")
-    s, b, h, v, t = 2048, 4, model.hidden, model.vocab, 8
-    for stages, formula in (
-        (1, (8 * s * b + s * b * h) / t + 4 * s * b * h * (1 + v / h) / t),
-        (8, (8 * s * b * 8 + s * b * h * 8) / t),
-    ):
-        found = output_activation_bytes(model, seq=s, batch=b, tp=t, stages=stages)
-        assert found == pytest.approx(formula, rel=1e-12)
 
 
 @given(parameters=st.floats(1, 1e12), shards=st.integers(1, 4096))

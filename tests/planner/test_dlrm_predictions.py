@@ -149,7 +149,7 @@ def test_tables_that_need_all_devices_are_placed_within_the_memory() -> None:
     tables = (TableShape(rows=1_000_000, ids=1), *(TableShape(rows=100_000, ids=2),) * 9)
     shape = replace(SHAPE, tables=tables)
     whole = shape.table_parameters * 4 * 1.25
-    small = replace(DEVICE, memory_bytes=int(whole * 0.3 / 0.95))
+    small = replace(DEVICE, memory_bytes=int(whole * 0.3 / 0.985))
     cluster = Cluster(device=small, devices=4, per_host=4)
     found = recommendation.predict(shape, cluster, Layout(dp=4), replace(JOB, global_batch=65536))
     assert found.fits

@@ -28,16 +28,16 @@ def stage_parameters() -> float:
 @pytest.mark.parametrize("zero", [2, 3])
 @pytest.mark.parametrize("batch", [8, 64])
 def test_gradients_and_weights_are_exchanged_once(zero: int, batch: int) -> None:
-    """Compares with the time of one reduce_scatter and one all_gather of a stage in 16 bits, less
-    the part that the last microbatch hides, for any number of microbatches.
+    """Compares with the time of one reduce_scatter of a stage in float32 and one all_gather in 16
+    bits, less the part that the last microbatch hides, for any number of microbatches.
     """
     found = predict(zero, batch)
-    whole_s = 2 * (3 / 4) * 2 * stage_parameters() / RATE
+    whole_s = (3 / 4) * (4 + 2) * stage_parameters() / RATE
     compute = ("matmul", "attention", "memory", "host", "output", "send")
     window_s = sum(found.time[kind] for kind in compute) / (batch / 4)
     assert found.time["shards"] == 0.0
     assert found.time["gradients"] == pytest.approx(whole_s - window_s, rel=0.02)
-    assert window_s < 0.5 * whole_s
+    assert window_s < 0.4 * whole_s
 
 
 @pytest.mark.parametrize("zero", [2, 3])

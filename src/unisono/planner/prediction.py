@@ -15,7 +15,7 @@ from unisono.planner.inputs.layout_check import check_layout
 from unisono.planner.inputs.training_flops import step_flops
 from unisono.planner.inputs.transformer import APPROXIMATION_DEVIATION, Transformer
 from unisono.planner.inputs.workload import Workload
-from unisono.planner.memory.stage_memory import MEMORY_KINDS
+from unisono.planner.memory.stage_memory import MEMORY_KINDS, MemoryUse
 from unisono.planner.own_measurements.calibration import Calibration, OwnRun
 from unisono.planner.run_model import RunModel
 from unisono.planner.stated_inputs import (
@@ -25,6 +25,9 @@ from unisono.planner.stated_inputs import (
     stated_model,
 )
 from unisono.planner.step_times.time_tree import TimeNode, time_tree
+
+_TIGHT = 0.05
+"""Share of the capacity under which the headroom of a layout is tight."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +43,11 @@ class Prediction:
     time: Mapping[str, float]
     """Seconds by kind; their sum is `step_s`."""
     memory_bytes: int
-    """Bytes of the fullest device."""
+    """Bytes that a process reserves on the fullest device, as `nvidia-smi` shows them: live
+    tensors, the allocator's overhead, the context and communicators. The allocator gives unused
+    memory back before it fails, so this is at most the capacity if the layout fits."""
     capacity_bytes: int
-    """Bytes that training may use on a device."""
+    """Bytes that a process may use on a device."""
     mfu: float
     """Model FLOPs utilisation: FLOPs without recomputation over the peak of all devices. For fp8
     and fp4, the peak is that of bf16."""
@@ -155,6 +160,28 @@ class Prediction:
     def fits(self) -> bool:
         """True if the fullest device has enough memory."""
         return self.memory_bytes <= self.capacity_bytes
+
+    @cached_property
+    def _use(self) -> MemoryUse:
+        return self._run.memory.use(self.layout, self._micro_batch, self._recompute)
+
+    @property
+    def live_bytes(self) -> int:
+        """Largest sum of all live tensors on the fullest device (`max_memory_allocated`)."""
+        return round(self._use.live)
+
+    @property
+    def headroom_bytes(self) -> int:
+        """Bytes of the capacity that remain if the allocator has the least overhead. Negative if
+        the layout does not fit."""
+        return round(self.capacity_bytes - self._use.needed)
+
+    @property
+    def tight(self) -> bool:
+        """True if the layout fits, but with less than 5 % of the capacity to spare: then longer
+        samples, uneven experts or a fragmented allocator may exceed it.
+        """
+        return 0 <= self.headroom_bytes < _TIGHT * self.capacity_bytes
 
     @cached_property
     def memory(self) -> Mapping[str, tuple[float, ...]]:

@@ -19,8 +19,8 @@ from unisono.planner.own_measurements.own_factors import OwnFactors
 from unisono.planner.step_times.step_time import StepModel
 
 _LARGEST_MICRO_BATCH = 64
-USABLE_MEMORY = 0.95
-"""Share of the memory that training may use. The driver and the libraries use the rest."""
+USABLE_MEMORY = 0.985
+"""Share of the memory that a process may use. The driver uses the rest."""
 
 
 def packed_model(model: Transformer, workload: Workload) -> Transformer:
@@ -72,6 +72,7 @@ class RunModel:
             model,
             workload,
             fragmentation=constants.fragmentation,
+            communicator_bytes=constants.communicator_bytes,
             capacity_bytes=self.capacity_bytes,
         )
         self._chunk_counts: dict[tuple[int, str, int, bool], list[int]] = {}

@@ -20,7 +20,7 @@ _HOST_TIMES = (
     *("eager_launch_s", "launch_s", "expert_launch_s", "pair_launch_s"),
     *("eager_step_s", "step_s", "microbatch_s", "kernel_start_s"),
 )
-_START_TIMES = ("link_start_s", "link_rank_s", "network_start_s")
+_START_TIMES = ("round_s", "link_start_s", "link_rank_s", "network_start_s")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -80,11 +80,13 @@ class CalibratedConstants:
     """Start-up seconds of a collective inside a domain."""
     link_rank_s: float
     """Additional start-up seconds for each further rank inside a domain."""
+    round_s: float
+    """Seconds of a round of a ring inside a domain in addition to its bytes."""
     network_share: float
     """Share of the rate between domains that collectives reach."""
     network_start_s: float
-    """Start-up seconds of a collective between domains, for each doubling of the number of
-    domains."""
+    """Start-up seconds of a message between domains: a tree has one for each doubling of the number
+    of domains, and a ring one for each domain."""
     exchange_share: float
     """Share of the rate between domains that an exchange of tokens between experts reaches."""
     tensor_exposed: float
@@ -104,6 +106,8 @@ class CalibratedConstants:
     """Standard deviation of one device's step time, as a share of the step time."""
     fragmentation: float
     """Ratio of the memory that the allocator reserves to the memory of live tensors."""
+    communicator_bytes: float
+    """Bytes of the buffers of one communicator on a device."""
     sigma: Mapping[str, float] = field(hash=False)
     """Standard deviation of each part of the logarithm of measured over predicted time
     (`prediction_error`)."""

@@ -33,6 +33,12 @@ SOFTWARE = (*EAGER, *MEGATRON_CORE, *TORCH_FSDP, "torch-2023")
 PyTorch's fully sharded data parallelism with and without torch.compile, and the same with the first
 generation of fused attention (FlashAttention 1, until 2023)."""
 
+STATES = ("mixed", "bf16-gradients", "bf16")
+"""Formats of weights, gradients and optimizer states. mixed: 16 bits, with float32 sums of
+gradients (16 bits with fp16), and float32 copies of weights and moments. bf16-gradients: the same
+with gradients of 16 bits, as in performance recipes of NeMo and Megatron-Bridge. bf16: all in 16
+bits (torchtune, and the defaults of NeMo AutoModel)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
@@ -70,6 +76,8 @@ class Workload:
     """Kind of context parallelism: one of `CONTEXT_KINDS`."""
     padding: float = 0.0
     """Share of the positions of a step that are padding. They take as much time as tokens."""
+    states: str = "mixed"
+    """Formats of weights, gradients and optimizer states: one of `STATES`."""
 
     def __post_init__(self) -> None:
         for name in ("seq", "global_batch", "micro_batch", "document"):
@@ -86,6 +94,7 @@ class Workload:
             ("recompute", (*RECOMPUTE, None)),
             ("software", (*SOFTWARE, None)),
             ("context", CONTEXT_KINDS),
+            ("states", STATES),
         ):
             if getattr(self, name) not in known:
                 raise ValueError(

@@ -54,24 +54,13 @@ def layer_activation_bytes(
     projections = model.query_width + model.key_value_width + _output_width(model)
     attention += 2 * tokens / tp * projections
     both = _norms(model, stream, widths, unfused) + attention
+    kept = widths.output
+    if model.gated and software == "torch-eager":
+        kept += 2  # the output of the activation function, beside its product with the gate
     if not experts:
-        return both + tokens / tp * _ffn_bytes(model, model.ffn, widths.output)
+        return both + tokens / tp * _ffn_bytes(model, model.ffn, kept)
     routed = tokens / (tp if sequence_parallel or ep == 1 else 1) * model.top_k
-    return both + _experts(model, stream, tokens / tp, routed, widths)
-
-
-def output_activation_bytes(
-    model: Transformer, *, seq: int, batch: int, tp: int = 1, stages: int = 1
-) -> float:
-    """Returns the bytes of embedding and output on the first stage, which keeps `stages` batches.
-
-    The formula is (8 s b p + s b h p) / t, plus 4 s b h (1 + V / h) / t if p = 1 (arXiv 2205.05198,
-    section 4.3), where s is `seq`, b `batch`, p `stages`, t `tp`, h the model's width and V its
-    vocabulary.
-    """
-    tokens = seq * batch / tp
-    embedding = (8 + model.hidden) * tokens * stages
-    return embedding + (4 * tokens * (model.hidden + model.vocab) if stages == 1 else 0)
+    return both + _experts(model, stream, tokens / tp, routed, widths, kept)
 
 
 class _ValueBytes(NamedTuple):
@@ -105,10 +94,15 @@ def _output_width(model: Transformer) -> int:
 
 
 def _experts(
-    model: Transformer, stream: float, tokens: float, routed: float, widths: _ValueBytes
+    model: Transformer,
+    stream: float,
+    tokens: float,
+    routed: float,
+    widths: _ValueBytes,
+    kept: int,
 ) -> float:
     """Returns the bytes of the router, the shared experts and the routed experts."""
-    width = _ffn_bytes(model, model.expert_ffn, widths.output)
+    width = _ffn_bytes(model, model.expert_ffn, kept)
     shared = tokens * model.shared_experts * width
     router = 8 * stream * model.experts
     return shared + routed * (width + widths.input * model.hidden) + router

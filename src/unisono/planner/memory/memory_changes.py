@@ -12,6 +12,7 @@ from unisono.planner.inputs.device_cluster import Cluster
 from unisono.planner.inputs.layout import Layout
 from unisono.planner.inputs.transformer import Transformer
 from unisono.planner.inputs.workload import RECOMPUTE, Workload
+from unisono.planner.memory.zero_states import gradient_bytes
 from unisono.planner.own_measurements.calibration import Calibration
 from unisono.planner.prediction import Prediction, predict
 
@@ -37,10 +38,10 @@ def smallest_change(
     """Returns the change of the fewest settings that makes a layout fit in memory. Among several,
     it is the one with the shortest step.
 
-    Possible changes are to recomputation, ZeRO stage, micro batch and sequence parallelism, and
-    moves of factors of two from data to tensor, pipeline or context parallelism. Returns None if no
-    one or two of these changes make the layout fit. Raises ValueError for a layout that cannot
-    train the model.
+    Possible changes are to recomputation, ZeRO stage, the format of gradients, micro batch and
+    sequence parallelism, and moves of factors of two from data to tensor, pipeline or context
+    parallelism. Returns None if no one or two of these changes make the layout fit. Raises
+    ValueError for a layout that cannot train the model.
 
     >>> from unisono import planner
     >>> change = planner.smallest_change(
@@ -105,6 +106,8 @@ def _changes(
     largest_zero = 3 if layout.pp == 1 else 1
     for zero in range(layout.zero + 1, largest_zero + 1):
         yield "zero", f"zero {layout.zero} -> {zero}", {"zero": zero}
+    if gradient_bytes(job, layout) > 2 and job.states == "mixed":
+        yield "states", "states mixed -> bf16-gradients", {"states": "bf16-gradients"}
     size = micro // 2
     while size:
         if micro % size == 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from math import inf
+from typing import NamedTuple
 
 from unisono.planner.inputs.divided_parameters import (
     DeviceParameters,
@@ -28,6 +29,7 @@ MEMORY_KINDS = (
     "logits",
     "exchange buffers",
     "fragmentation",
+    "context and communicators",
 )
 _LOGIT_BYTES = {"torch-2023": 4, **dict.fromkeys(MEGATRON_CORE, 6)}
 """Bytes of a logit while the loss runs, by software. Megatron-Core: 16 bits, and float32 that
@@ -35,15 +37,31 @@ becomes the exponentials and the gradient in place (`cross_entropy.py` of megatr
 torch-2023: the logit and its gradient in 16 bits (fused loss of llm-foundry)."""
 _UNFUSED_LOGIT_BYTES = 10
 """Bytes of a logit with other software: 16 bits, float32, and the gradient in float32."""
+_LEAST_FRAGMENTATION = 1.03
+"""Ratio of the reserved memory to the live tensors if memory is short: PyTorch's allocator returns
+what it does not use, and rounds sizes up (`expandable_segments`)."""
+_CONTEXT_BYTES = 0.5 * 2**30
+"""Bytes of a CUDA context, its modules and its workspaces."""
+
+
+class MemoryUse(NamedTuple):
+    """Bytes of the fullest device."""
+
+    live: float
+    """The largest sum of all live tensors."""
+    needed: float
+    """The live tensors, with the least overhead of the allocator, and what others than tensors
+    need. A layout fits if a device has this memory."""
+    reserved: float
+    """The same with the usual overhead of the allocator, which gives memory back before it fails:
+    at most the capacity, unless more is needed."""
 
 
 class MemoryModel:
     """Computes the memory of stages of one model and workload.
 
-    `fragmentation` is the ratio of the memory that the allocator reserves to the live tensors, for
-    activations and buffers. States are allocated once, so the allocator reserves no more for them.
-    The allocator returns unused memory before it refuses an allocation. So it reserves at most
-    `capacity_bytes`, unless the live tensors need more.
+    `fragmentation` is the ratio of the memory that the allocator reserves to the live tensors.
+    `communicator_bytes` are the buffers of a communicator.
     """
 
     def __init__(
@@ -52,10 +70,13 @@ class MemoryModel:
         workload: Workload,
         *,
         fragmentation: float,
+        communicator_bytes: float = 0.0,
         capacity_bytes: float = inf,
     ) -> None:
         self._model, self._workload = model, workload
         self._fragmentation, self._capacity_bytes = fragmentation, capacity_bytes
+        self._communicator_bytes = communicator_bytes
+        self._least = min(_LEAST_FRAGMENTATION, fragmentation)
         self._layers: dict[tuple[object, ...], float] = {}
         self._known_states: dict[tuple[int, ...], StateBytes] = {}
 
@@ -67,29 +88,35 @@ class MemoryModel:
             self.stage(layout, micro_batch, recompute, stage) for stage in range(layout.pp)
         )
 
+    def use(self, layout: Layout, micro_batch: int, recompute: str) -> MemoryUse:
+        """Returns the bytes of the fullest device."""
+        return self._use(max(self._live_bytes(layout, micro_batch, recompute)), layout)
+
     def fullest_bytes(self, layout: Layout, micro_batch: int, recompute: str) -> float:
-        """Returns the bytes that the allocator reserves on the fullest device."""
-        stages = self._stage_bytes(layout, micro_batch, recompute)
-        return max(self._reserved(states, more) for states, more in stages)
+        """Returns the bytes that are reserved on the fullest device."""
+        return self.use(layout, micro_batch, recompute).reserved
 
     def fits(self, layout: Layout, micro_batch: int, recompute: str) -> bool:
-        """Returns True if the live tensors of the fullest device need at most the capacity."""
-        stages = self._stage_bytes(layout, micro_batch, recompute)
-        return all(states + more <= self._capacity_bytes for states, more in stages)
+        """Returns True if the fullest device needs at most the capacity."""
+        room = (self._capacity_bytes - self._outside_bytes(layout)) / self._least
+        return all(live <= room for live in self._live_bytes(layout, micro_batch, recompute))
 
-    def _reserved(self, states: float, more: float) -> float:
-        """Returns the bytes that the allocator reserves for `states`, and for `more` that each
-        microbatch allocates again.
-        """
-        least = max(self._capacity_bytes, states + more)
-        return min(states + more * self._fragmentation, least)
+    def _use(self, live: float, layout: Layout) -> MemoryUse:
+        outside = self._outside_bytes(layout)
+        needed = live * self._least + outside
+        usual = live * self._fragmentation + outside
+        return MemoryUse(live, needed, min(usual, max(self._capacity_bytes, needed)))
 
-    def _stage_bytes(
-        self, layout: Layout, micro_batch: int, recompute: str
-    ) -> Iterator[tuple[float, float]]:
-        """Yields the bytes of states, and of activations and buffers, of the stages that may need
-        the most memory.
+    def _outside_bytes(self, layout: Layout) -> float:
+        """Returns the bytes of the CUDA context, and of a communicator for all devices and for each
+        axis of the layout.
         """
+        axes = (layout.dp > 1) + (layout.tp > 1) + (layout.pp > 1) + (layout.cp > 1)
+        communicators = axes + (layout.ep > 1) + (axes > 0)
+        return _CONTEXT_BYTES + communicators * self._communicator_bytes
+
+    def _live_bytes(self, layout: Layout, micro_batch: int, recompute: str) -> Iterator[float]:
+        """Yields the live bytes of the stages that may need the most memory."""
         # Later stages keep fewer microbatches. So among stages with equally many layers, only the
         # first may need the most memory, or the last stage of the model, which keeps the logits.
         last = layout.pp - 1
@@ -99,7 +126,7 @@ class MemoryModel:
             more = kept + working + self._buffers(layout, micro_batch)
             if stage == last:
                 more += self._logits(layout, micro_batch)
-            yield sum(self._states(layout, stage)), more
+            yield sum(self._states(layout, stage)) + more
 
     def stage(
         self, layout: Layout, micro_batch: int, recompute: str, stage: int
@@ -112,8 +139,9 @@ class MemoryModel:
         last = stage == layout.pp - 1
         found["logits"] = self._logits(layout, micro_batch) if last else 0.0
         found["exchange buffers"] = self._buffers(layout, micro_batch)
-        more = sum(found.values()) - sum(states)
-        found["fragmentation"] = self._reserved(sum(states), more) - sum(states) - more
+        live, outside = sum(found.values()), self._outside_bytes(layout)
+        found["fragmentation"] = self._use(live, layout).reserved - live - outside
+        found["context and communicators"] = outside
         return found
 
     def _software(self, layout: Layout) -> str:
@@ -158,19 +186,20 @@ class MemoryModel:
             return self._lora_states(lora, layout, stage, dense + routed)
         shards = layout.dp * layout.cp // layout.dp_replicate
         precision = self._workload.precision
-        gradient = gradient_bytes(self._software(layout), precision)
+        narrow = self._workload.states == "bf16"
         states = partial(
             state_bytes,
             zero=layout.microbatch_zero,
             precision=precision,
-            gradient_bytes=gradient,
+            gradient_bytes=gradient_bytes(self._workload, layout),
+            narrow=narrow,
         )
         found = states(dense, shards=shards)
         if routed:
             expert_shards = max(shards * layout.tp // layout.ep, 1) if layout.ep > 1 else shards
             more = states(routed, shards=expert_shards)
             found = StateBytes(*(a + b for a, b in zip(found, more, strict=True)))
-        if layout.microbatch_zero == 3 and precision not in ("fp32", "tf32"):
+        if layout.microbatch_zero == 3 and not narrow and precision not in ("fp32", "tf32"):
             # FSDP keeps float32 shards as the weights; the optimizer has the two moments.
             return StateBytes(found.weights * 2, found.gradients, found.optimizer * 2 / 3)
         return found
@@ -185,7 +214,8 @@ class MemoryModel:
             zero=layout.microbatch_zero,
             shards=shards,
             precision=precision,
-            gradient_bytes=gradient_bytes(self._software(layout), precision),
+            gradient_bytes=gradient_bytes(self._workload, layout),
+            narrow=self._workload.states == "bf16",
         )
         width = 4 if precision in ("fp32", "tf32") else 2
         kept = width * frozen / (shards if layout.microbatch_zero == 3 else 1)

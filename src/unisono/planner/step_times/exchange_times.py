@@ -52,7 +52,7 @@ class ExchangeTimes:
         """Returns the time of an all_gather or reduce_scatter. `nbytes` is the size of the whole
         array, over all ranks.
         """
-        return self._ring_s(nbytes, group)
+        return self._ring_s(nbytes, group) + self._round_start_s(group)
 
     def _ring_s(self, nbytes: float, group: GroupPlace) -> float:
         if group.ranks < 2:
@@ -86,11 +86,25 @@ class ExchangeTimes:
         return max(switch * leaving, 1.0)
 
     def start_s(self, group: GroupPlace) -> float:
-        """Returns the start-up time of a collective, which does not depend on the bytes."""
+        """Returns the start-up time of a collective, which does not depend on the bytes. Between
+        domains it is that of a tree.
+        """
         constants = self._constants
         inside = constants.link_start_s + constants.link_rank_s * (group.local - 1)
         domains = group.ranks / group.local
         return inside + constants.network_start_s * (log2(domains) if domains > 1 else 0.0)
+
+    def _round_start_s(self, group: GroupPlace) -> float:
+        """Returns the start-up time of a ring beyond that of a tree. Trees only serve an
+        all_reduce. A ring has a round for each other rank: one between each two domains, and all
+        others inside of domains.
+        """
+        domains = group.ranks / group.local
+        if domains <= 1:
+            return 0.0
+        between = domains - 1 - log2(domains)
+        inside = (domains - 1) * (group.local - 1)
+        return self._constants.network_start_s * between + self._constants.round_s * inside
 
     def route_s(
         self, nbytes: float, copies: int, group: GroupPlace, *, groups: int = 1, limit: int = 1

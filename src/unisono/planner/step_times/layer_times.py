@@ -217,15 +217,16 @@ class LayerModel:
         if eager:
             heads += _EAGER_ROTARY * (model.query_width + model.key_value_width // 2)
         found = [
-            self._kernel("norms", stream * model.hidden * norm),
-            self._kernel("residual sums", stream * model.hidden * residual),
-            self._kernel("layout of heads", tokens / shape.tp * heads),
+            self._kernel("norms", stream * model.hidden * norm, 12 if eager else 2),
+            self._kernel("residual sums", stream * model.hidden * residual, 2),
+            self._kernel("layout of heads", tokens / shape.tp * heads, 14 if eager else 4),
         ]
         if not shape.experts:
             values = _activation_bytes(model, eager)
-            found.append(self._kernel("activation", tokens / shape.tp * values * model.ffn))
+            nbytes = tokens / shape.tp * values * model.ffn
+            found.append(self._kernel("activation", nbytes, 2 if eager else 1))
         if self._kernels.value_bytes < 2:
-            found.append(self._kernel("conversion", self._converted_bytes(shape)))
+            found.append(self._kernel("conversion", self._converted_bytes(shape), 4))
         if self._lora is not None:
             found += self._adapters(self._lora, shape)
         return found
@@ -239,10 +240,10 @@ class LayerModel:
         for each in lora.adapters(self._model):
             inputs, outputs = divided(each, shape.tp)
             flops_s = 2 * shape.tokens * lora.rank * (inputs + outputs) / self._kernels.wide_rate
-            forward = self._kernel("adapters", 2 * shape.tokens * (inputs + 2 * outputs))
-            backward = self._kernel("adapters", 2 * shape.tokens * (3 * inputs + 2 * outputs))
-            forward_s = forward.forward_s + flops_s + self._kernels.start_s
-            backward_s = backward.forward_s + 2 * flops_s + 3 * self._kernels.start_s
+            forward = self._kernel("adapters", 2 * shape.tokens * (inputs + 2 * outputs), 2)
+            backward = self._kernel("adapters", 2 * shape.tokens * (3 * inputs + 2 * outputs), 4)
+            forward_s = forward.forward_s + flops_s
+            backward_s = backward.forward_s + 2 * flops_s
             found.append(forward._replace(forward_s=forward_s, backward_s=backward_s))
         return found
 
@@ -250,16 +251,24 @@ class LayerModel:
         """Returns the bytes moved to convert values to 8 or 4 bits.
 
         For each value, two bytes are read, and the converted value is written twice: in the matrix
-        and in its transpose.
+        and in its transpose. The values are the inputs of all products, also those of each expert.
         """
         model, tokens = self._model, shape.tokens
-        inner = 0.0 if shape.experts else model.ffn / shape.tp
-        values = 2 * model.hidden + model.heads * model.head_dim / shape.tp + inner
+        values = model.hidden + model.heads * model.head_dim / shape.tp
+        if not shape.experts or model.shared_experts:
+            inner = model.shared_experts * model.expert_ffn if shape.experts else model.ffn
+            values += model.hidden + inner / shape.tp
+        if shape.experts:
+            # Tokens are converted where their experts are, or once, before they are sent.
+            copies = model.top_k if shape.dispatch_bytes > 1 else 1
+            values += copies * model.hidden / (shape.tp if shape.ep > 1 else 1)
+            values += model.top_k * model.expert_ffn / shape.tp
         return tokens * values * (2 + 2 * self._kernels.value_bytes)
 
-    def _kernel(self, name: str, nbytes: float) -> OperatorTime:
+    def _kernel(self, name: str, nbytes: float, count: int) -> OperatorTime:
+        """Returns the time of `count` kernels that move `nbytes` together."""
         kernels = self._kernels
-        forward_s = nbytes * self._constants.traffic / kernels.memory_Bps + kernels.start_s
+        forward_s = nbytes * self._constants.traffic / kernels.memory_Bps + count * kernels.start_s
         return OperatorTime(name, "memory", forward_s, 2 * forward_s, 0, nbytes)
 
     def _expert_operators(self, shape: Shape) -> list[OperatorTime]:
@@ -280,7 +289,7 @@ class LayerModel:
         found = [
             OperatorTime("experts in", "matmul", *into, (model.matrices - 1) * flops, 0),
             OperatorTime("experts out", "matmul", *out, flops, 0),
-            self._kernel("expert activation", tokens * model.top_k * values * inner),
+            self._kernel("expert activation", tokens * model.top_k * values * inner, 1),
             OperatorTime("order by expert", "memory", ordered_s, ordered_s, 0, moved),
         ]
         if model.shared_experts:

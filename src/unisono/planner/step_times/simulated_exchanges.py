@@ -54,6 +54,10 @@ class SimulatedExchanges(ExchangeTimes):
         start_s = self.start_s(group) + rounds * latency_s
         return start_s, rounds / group.ranks * byte_s / self._software.network_share
 
+    def _round_start_s(self, group: GroupPlace) -> float:
+        """Returns 0: the simulation has the latency of each round."""
+        return 0.0
+
     def route_s(
         self, nbytes: float, copies: int, group: GroupPlace, *, groups: int = 1, limit: int = 1
     ) -> float:

@@ -22,7 +22,7 @@ from unisono.planner.inputs.workload import (
 from unisono.planner.step_times.exchange_times import ExchangeTimes, exchange_times
 from unisono.planner.step_times.kernel_times import KernelTimes
 from unisono.planner.step_times.layer_times import BACKWARD_ATTENTION, LayerModel, LayerTimes, Shape
-from unisono.planner.step_times.parameter_groups import parameter_groups
+from unisono.planner.step_times.parameter_groups import ParameterGroup, parameter_groups
 from unisono.planner.step_times.update_times import UpdateTimes
 
 _LOSS_BYTES = 24
@@ -82,8 +82,7 @@ class StepModel:
         host = HostOffload.of(cluster) if workload.offload else None
         self._updates = UpdateTimes(model, workload, self.kernels, self.exchanges, constants, host)
         self._layer_times: dict[Shape, LayerTimes] = {}
-        self._layer_steps: dict[tuple[object, ...], LayerStep] = {}
-        self._layer_seconds: dict[tuple[object, ...], float] = {}
+        self._layer_steps: dict[tuple[object, ...], tuple[LayerStep, float]] = {}
         self._outputs: dict[tuple[int, float], float] = {}
 
     def with_constants(self, constants: CalibratedConstants) -> StepModel:
@@ -123,8 +122,8 @@ class StepModel:
             kind: microbatches * slowest.layers * seconds
             for kind, seconds in zip(LayerStep._fields, slowest.layer, strict=True)
         }
-        eager = self._eager(layout)
         kinds["host"] += microbatches * slowest.host_s
+        kinds["shards"] += microbatches * self._outer_units_s(layout)
         kinds["output"] = microbatches * slowest.output_s
         kinds["send"] = microbatches * slowest.send_s + self._fill_sends_s(layout, micro_batch)
         again = 1.0 if recompute == "full" else 0.0
@@ -135,10 +134,18 @@ class StepModel:
         behind = min(microbatches, layout.pp) if layout.chunks > 1 else 1
         kinds["gradients"] = self._updates.gradients_s(layout, stages, behind * slowest_s)
         kinds["optimizer"] = self._updates.optimizer_s(layout, stages)
-        kinds["step"] = self.constants.eager_step_s if eager else self.constants.step_s
+        kinds["step"] = self._step_host_s(layout)
         spread = self.constants.straggler * sqrt(2 * log(layout.devices))
         kinds["straggler"] = spread * sum(kinds.values())
         return kinds
+
+    def _step_host_s(self, layout: Layout) -> float:
+        """Returns the host seconds of a step in addition to its microbatches. The host launches a
+        step that is one CUDA graph at once.
+        """
+        if self._software(layout) == "megatron-2026":
+            return 0.0
+        return self.constants.eager_step_s if self._eager(layout) else self.constants.step_s
 
     def _stage_loads(
         self, layout: Layout, micro_batch: int, recompute: str, stages: tuple[int, ...]
@@ -187,19 +194,17 @@ class StepModel:
         self, layout: Layout, micro_batch: int, recompute: str, *, experts: bool
     ) -> LayerStep:
         """Returns the seconds of one layer and microbatch by kind."""
-        shape = self.shape(layout, micro_batch, experts=experts)
-        zero = layout.microbatch_zero if layout.microbatch_zero >= 2 else 0
-        group = (layout.dp, layout.dp_replicate) if zero else (1, 1)
-        key = (shape, recompute, zero, group, layout.rules.hides_exchanges)
-        found = self._layer_steps.get(key)
-        if found is None:
-            found = self._layer_steps[key] = self._layer_step(shape, layout, recompute)
-        return found
+        return self._layer(layout, micro_batch, recompute, experts)[0]
 
     def layer_s(self, layout: Layout, micro_batch: int, recompute: str, *, experts: bool) -> float:
         """Returns the seconds of one layer and microbatch."""
+        return self._layer(layout, micro_batch, recompute, experts)[1]
+
+    def _layer(
+        self, layout: Layout, micro_batch: int, recompute: str, experts: bool
+    ) -> tuple[LayerStep, float]:
+        """Returns the seconds of one layer and microbatch by kind, and their sum."""
         zero = layout.microbatch_zero if layout.microbatch_zero >= 2 else 0
-        group = (layout.dp, layout.dp_replicate) if zero else (1, 1)
         key = (
             micro_batch,
             layout.tp,
@@ -207,16 +212,17 @@ class StepModel:
             layout.ep if experts else 1,
             layout.sequence_parallel,
             zero,
-            group,
+            (layout.dp, layout.dp_replicate) if zero else None,
             layout.rules.hides_exchanges,
             recompute,
             experts,
             self._software(layout),
         )
-        found = self._layer_seconds.get(key)
+        found = self._layer_steps.get(key)
         if found is None:
-            step = self.layer_step(layout, micro_batch, recompute, experts=experts)
-            found = self._layer_seconds[key] = sum(step)
+            shape = self.shape(layout, micro_batch, experts=experts)
+            step = self._layer_step(shape, layout, recompute)
+            found = self._layer_steps[key] = step, sum(step)
         return found
 
     def _layer_step(self, shape: Shape, layout: Layout, recompute: str) -> LayerStep:
@@ -294,22 +300,46 @@ class StepModel:
         """
         if layout.microbatch_zero < 2:
             return 0.0
-        one_s = replicas_s = 0.0
-        found = layer_parameters(self.model, layout, experts=shape.experts)
-        for each in parameter_groups(found, layout):
-            shards = max(each.ranks // layout.dp_replicate, 1)
-            place = self.exchanges.place(shards, each.stride)
-            one_s += self.exchanges.gather_s(2 * each.parameters, place)
-            # PyTorch's hybrid sharding sums the shards of the gradients over the replicas in each
-            # microbatch (`set_requires_all_reduce` of FSDP2 is True by default).
-            copies = self.exchanges.place(layout.dp_replicate, each.stride * shards)
-            replicas_s += self.exchanges.all_reduce_s(2 * each.parameters / shards, copies)
+        gather_s, scatter_s = self._unit_s(layout, experts=shape.experts)
+        exchange_s = gather_s * (2 if layout.zero == 3 else 1) + scatter_s
         if self.kernels.frozen:  # Only weights are gathered, twice; adapters are small.
-            exchange_s = one_s * (2 if layout.zero == 3 else 0)
-        else:
-            exchange_s = one_s * (3 if layout.zero == 3 else 2) + replicas_s
+            exchange_s = gather_s * (2 if layout.zero == 3 else 0)
         overlapped_s = min(exchange_s, device_s)
         return exchange_s - overlapped_s + self.constants.overlap_slowdown * overlapped_s
+
+    def _unit_s(self, layout: Layout, *, experts: bool) -> tuple[float, float]:
+        """Returns the seconds in which ZeRO gathers the weights of a layer, and in which it sums
+        and divides its gradients.
+        """
+        found = layer_parameters(self.model, layout, experts=experts)
+        gather_s = scatter_s = 0.0
+        for each in parameter_groups(found, layout):
+            one_s = self._updates.sharded_s(each, layout)
+            gather_s, scatter_s = gather_s + one_s[0], scatter_s + one_s[1]
+        return gather_s, scatter_s
+
+    def _outer_units_s(self, layout: Layout) -> float:
+        """Returns the seconds of a microbatch's exchanges of ZeRO-2 and 3 beside which nothing is
+        computed: the gathers of the embedding, the output and the first layer, and the sums of
+        their gradients after the backward pass.
+        """
+        if layout.microbatch_zero < 2:
+            return 0.0
+        model = self.model
+        outer = ParameterGroup(
+            model.vocab * model.hidden * (1 if model.tied else 2) / layout.tp,
+            layout.dp * layout.cp,
+            layout.tp,
+        )
+        units = (
+            self._updates.sharded_s(outer, layout),
+            self._unit_s(layout, experts=model.dense_layers < 1 and model.experts > 0),
+        )
+        outer_s, first_s = (
+            gather_s if self.kernels.frozen else gather_s + scatter_s
+            for gather_s, scatter_s in units
+        )
+        return outer_s + first_s * (1 - self.constants.overlap_slowdown)
 
     def _output_s(self, layout: Layout, tokens: float) -> float:
         """Returns the seconds of the output projection and the loss, forward and backward."""

@@ -8,9 +8,12 @@ from unisono.planner.inputs.host_offload import HostOffload
 from unisono.planner.inputs.layout import Layout
 from unisono.planner.inputs.transformer import Transformer
 from unisono.planner.inputs.workload import EAGER, Workload
+from unisono.planner.memory.zero_states import gradient_bytes
 from unisono.planner.step_times.exchange_times import ExchangeTimes
 from unisono.planner.step_times.kernel_times import KernelTimes
 from unisono.planner.step_times.parameter_groups import ParameterGroup, parameter_groups
+
+_WEIGHT_BYTES = 2
 
 
 class UpdateTimes:
@@ -43,20 +46,40 @@ class UpdateTimes:
         `window_s` is the compute time that hides the exchange if the software overlaps both. The
         share of the last layer is not hidden. The hidden share slows the compute down.
         """
-        shards = layout.dp * layout.cp
+        shards, reduced = layout.dp * layout.cp, self.reduced_bytes(layout)
+        moved = 2 * reduced if layout.zero == 0 else reduced + _WEIGHT_BYTES
         found = self._tied_s(layout)
         if layout.microbatch_zero >= 2 or shards == 1:
             return found
         dense, routed = self._stage_groups(layout, stages)
         exchanges = self._exchanges
-        seconds = exchanges.all_reduce_s(2 * dense.parameters, exchanges.place(shards, layout.tp))
+        place = exchanges.place(shards, layout.tp)
+        seconds = exchanges.gather_s(moved * dense.parameters, place)
         if routed.parameters:
             place = exchanges.place(routed.ranks, routed.stride)
-            seconds += exchanges.all_reduce_s(2 * routed.parameters, place)
+            seconds += exchanges.gather_s(moved * routed.parameters, place)
         if self._eager(layout):
             return found + seconds
         overlapped_s = min(seconds * (1 - 1 / max(stages)), window_s)
         return found + seconds - overlapped_s * (1 - self._constants.overlap_slowdown)
+
+    def reduced_bytes(self, layout: Layout) -> int:
+        """Returns the bytes of a parameter's gradient in the exchange."""
+        return min(gradient_bytes(self._workload, layout), 4)
+
+    def sharded_s(self, group: ParameterGroup, layout: Layout) -> tuple[float, float]:
+        """Returns the seconds in which ZeRO-2 and 3 gather the weights of a group, and in which
+        they sum and divide its gradients, also between replicas of the shards.
+        """
+        exchanges = self._exchanges
+        shards = max(group.ranks // layout.dp_replicate, 1)
+        place = exchanges.place(shards, group.stride)
+        nbytes = self.reduced_bytes(layout) * group.parameters
+        scatter_s = exchanges.gather_s(nbytes, place)
+        if layout.dp_replicate > 1:
+            copies = exchanges.place(layout.dp_replicate, group.stride * shards)
+            scatter_s += exchanges.all_reduce_s(nbytes / shards, copies)
+        return exchanges.gather_s(_WEIGHT_BYTES * group.parameters, place), scatter_s
 
     def _tied_s(self, layout: Layout) -> float:
         """Returns the seconds in which the first and the last stage sum the gradients of their two
@@ -64,7 +87,7 @@ class UpdateTimes:
         """
         if layout.pp == 1 or not self._model.tied or self._kernels.frozen:
             return 0.0
-        nbytes = 2 * self._model.vocab * self._model.hidden / layout.tp
+        nbytes = self.reduced_bytes(layout) * self._model.vocab * self._model.hidden / layout.tp
         stride = layout.tp * layout.cp * layout.dp * (layout.pp - 1)
         return self._exchanges.all_reduce_s(nbytes, self._exchanges.place(2, stride))
 
