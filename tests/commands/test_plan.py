@@ -34,7 +34,14 @@ def test_the_fastest_layouts_and_their_file() -> None:
 def test_rows_that_differ() -> None:
     code, output = plan(*GPT, "--price", "2", "--schedules", "1f1b,zbv", "--json", "out.json")
     assert code == 0, output
-    for text in ("tokens/s", "a device", "free", "cost of 1e9", "better than row 1", "tie: each"):
+    for text in (
+        "tokens/s",
+        "a device",
+        "headroom",
+        "cost of 1e9",
+        "better than row 1",
+        "tie: each",
+    ):
         assert text in output
     layouts = json.loads(Path("out.json").read_text())["layouts"]
     axes = [tuple(each["layout"][name] for name in ("tp", "pp", "cp", "ep")) for each in layouts]

@@ -109,6 +109,9 @@ def compare(make, source: str, target: str) -> None:
         loss = float(run.evaluate(inputs, targets))
         with pytest.raises(ValueError, match=r"the averages are in place of the weights"):
             run.step(inputs, targets)
+        for call in (run.save, run.async_save, run.load, run.load_weights):
+            with pytest.raises(ValueError, match=f"^{call.__name__}: the averages are in place"):
+                call(folder)
     for name, each in averaged.named_parameters():
         torch.testing.assert_close(found[name], each.detach(), rtol=0, atol=1e-12)
     assert loss == pytest.approx(float(functional.mse_loss(averaged(inputs), targets)), rel=1e-12)

@@ -162,7 +162,7 @@ def layout_table(
     table = Table(title=title, title_justify="left")
     many = with_devices or options.wanted in ("cost", "devices")
     names = ["row", *(["devices"] if many else []), "layout", "micro", "recompute", "step"]
-    names += ["80 % interval", "tokens/s", "a device", "MFU", "memory", "free"]
+    names += ["80 % interval", "tokens/s", "a device", "MFU", "live", "reserved", "headroom"]
     names += ["in the host"] if options.offload else []
     for name in [*names, *(["cost of 1e9"] if options.price is not None else [])]:
         table.add_column(name, justify="left" if name in ("layout", "recompute") else "right")
@@ -178,8 +178,9 @@ def layout_table(
             f"{each.tokens_per_s:,.0f}",
             f"{each.tokens_per_s / each.layout.devices:,.0f}",
             f"{each.mfu:.1%}",
+            f"{each.live_bytes / 1e9:.1f} GB",
             f"{each.memory_bytes / 1e9:.1f} GB",
-            f"{(each.capacity_bytes - each.memory_bytes) / 1e9:.1f} GB",
+            f"{each.headroom_bytes / 1e9:.1f} GB{', tight' if each.tight else ''}",
         ]
         if options.offload:
             row.append(f"{each.host_bytes / 1e9:.1f} GB")
@@ -205,6 +206,9 @@ def prediction_document(prediction: Prediction) -> dict[str, Any]:
     return {
         **common_document(prediction),
         "memory_bytes_by_kind_and_stage": dict(prediction.memory),
+        "live_bytes": prediction.live_bytes,
+        "headroom_bytes": prediction.headroom_bytes,
+        "tight": prediction.tight,
         "tokens_per_s": prediction.tokens_per_s,
         "host_bytes": prediction.host_bytes,
         "own_runs": prediction.own_runs,

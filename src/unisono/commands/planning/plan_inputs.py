@@ -50,6 +50,7 @@ def read_inputs(options: PlanOptions) -> PlanInputs:
             precision=options.precision,
             recompute=options.recompute,
             software=options.software,
+            states=options.states,
             trainable=options.trainable,
             document=options.document,
             padding=options.padding,

@@ -67,6 +67,13 @@ class PlanOptions:
         str | None,
         typer.Option(help="none, selective or full; by default the fastest that fits."),
     ] = None
+    states: Annotated[
+        str,
+        typer.Option(
+            help="Formats of weights, gradients and optimizer: mixed (16 bits, float32 sums and "
+            "states), bf16-gradients, or bf16 (all of them)."
+        ),
+    ] = "mixed"
     software: Annotated[
         str | None,
         typer.Option(

@@ -62,7 +62,6 @@ class ParallelRun(RunFiles):
         self.microbatches = microbatches
         """Number of microbatches of the next steps."""
         self.clip = clip
-        self.average: Any = None  # the `WeightAverage` of the run
         self.gradient_norm = 0.0
         """Norm of all gradients of the last step, before clipping."""
         self.step_s: list[float] = []
@@ -257,7 +256,7 @@ class ParallelRun(RunFiles):
         if trains and not torch.is_grad_enabled():
             raise ValueError("step computes gradients: call it outside of torch.no_grad")
         if trains and self.average is not None:
-            self.average.require_weights()
+            self.average.require_weights("step")
         self._checkpoints.asynchronous.require_good()
         if count != self._passes.microbatches:
             self._passes.divide(count)

@@ -70,7 +70,7 @@ class WeightAverage:
     def in_place_of_weights(self) -> Iterator[None]:
         """Gives the run the averages in place of its weights, until the context ends. Collective.
 
-        For `evaluate` and `export`. A step inside is refused.
+        For `evaluate` and `export`. Steps, saves and loads inside are refused.
         """
         self._swap()
         self._is_in_place = True
@@ -80,11 +80,11 @@ class WeightAverage:
             self._swap()
             self._is_in_place = False
 
-    def require_weights(self) -> None:
+    def require_weights(self, call: str) -> None:
         """Raises `ValueError` while averages are in place of the weights."""
         if self._is_in_place:
             raise ValueError(
-                "step: the averages are in place of the weights; call step after "
+                f"{call}: the averages are in place of the weights; call {call} after "
                 "in_place_of_weights has ended"
             )
 

@@ -28,6 +28,7 @@ class RunFiles:
         self._loaded = loaded
         self.steps = 0
         """Number of steps so far."""
+        self.average: Any = None  # the `WeightAverage` of the run
 
     def save(
         self,
@@ -58,7 +59,7 @@ class RunFiles:
         ranks if an earlier asynchronous save has failed, and `PeerLostError` with the number of a
         rank that died.
         """
-        self._end.require_usable()
+        self._require_weights("save")
         self._checkpoints.save(Path(folder), self.steps, extra, keep=keep, verify=verify)
 
     def async_save(
@@ -77,7 +78,7 @@ class RunFiles:
         step has changed no weights then. A save begins after the earlier one has ended. The
         interpreter waits for the thread at its end: until then, torch's default group must exist.
         """
-        self._end.require_usable()
+        self._require_weights("async_save")
         return self._checkpoints.async_save(
             Path(folder), self.steps, extra, keep=keep, verify=verify
         )
@@ -94,7 +95,7 @@ class RunFiles:
         optimizer, or if a value of `extra` does not fit this layout or its object, before the run
         changes; and `PeerLostError` with the number of a rank that died.
         """
-        self._end.require_usable()
+        self._require_weights("load")
         self.steps, found = self._checkpoints.load(Path(folder), extra)
         self._loaded()
         return found
@@ -120,5 +121,11 @@ class RunFiles:
         `ValueError` on all ranks, before anything changes, if names or shapes differ from those of
         the model, and `ModuleNotFoundError` without the package safetensors.
         """
-        self._end.require_usable()
+        self._require_weights("load_weights")
         self._weights.load(Path(path))
+
+    def _require_weights(self, call: str) -> None:
+        """Raises if the run has ended, or if the averages are in place of its weights."""
+        self._end.require_usable()
+        if self.average is not None:
+            self.average.require_weights(call)
