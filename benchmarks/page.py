@@ -14,6 +14,7 @@ from controller_page import render_controller
 from faults_page import render_faults
 from hosts_page import render_hosts
 from install_page import render_install
+from interfaces_page import render_c_interface, render_jax
 from model_layouts_page import render_model_layouts
 from p2p_page import render_p2p
 from published_page import render_published
@@ -28,6 +29,8 @@ HERE = Path(__file__).parent
 APIS = ("native", "torch")
 SECTIONS: Mapping[str, tuple[str, Callable[[Any], list[str]]]] = {
     "Installation": ("install-time", render_install),
+    "JAX": ("jax-collectives", render_jax),
+    "C interface": ("c-interface", render_c_interface),
     "Published algorithms": ("published", render_published),
     "Choice": ("regret", render_choice),
     "Reproducibility": ("reproducible", render_reproducible),
