@@ -46,6 +46,10 @@ def test_the_library_has_every_name_that_jax_looks_up():
     assert not missing
 
 
+def test_the_example_equals_one_process():
+    assert "those of one process" in run(str(HERE.parents[1] / "examples" / "jax_mesh.py"))
+
+
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_collectives(ranks: int):
     run("collectives.py", str(ranks))
