@@ -105,7 +105,6 @@ def _use_before(case: Case, loss: nn.Module) -> None:
 
 
 def _weights(run: ParallelRun) -> dict[str, tuple[tuple[int, ...], torch.Tensor]]:
-    modules = [stage for _, stage in run.stages]
-    trained = [held for each in run.sets for held in each.held]
-    blocks = model_blocks(trained, run._frozen, modules, run.mesh)
+    model = run._model
+    blocks = model_blocks(model.trained, model.frozen, model.modules, run.mesh)
     return {each.name: (each.start, each.values.detach().clone()) for each in blocks}

@@ -34,7 +34,7 @@ def c_interface(self: Communicator) -> object:
     """Returns a capsule named "unisono.group.v1" whose pointer is a `unisono_group` of `unisono.h`.
 
     The capsule keeps this communicator alive, and so does every owner in C (`retain`). After
-    `close`, functions in C fail with UNISONO_ABORTED.
+    `close`, functions in C fail with the status of an aborted group.
 
     >>> import unisono
     >>> with unisono.init(rank=0, size=1, rendezvous="example of c_interface") as comm:
