@@ -41,12 +41,10 @@ def body(library: str, rounds: int) -> dict[str, dict[str, list[float]]]:
     """Returns the seconds of a call by size, from C and from Python."""
     loop = ctypes.CDLL(library).call_loop
     loop.restype = ctypes.c_double
-    pointer = ctypes.pythonapi.PyCapsule_GetPointer
-    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     found: dict[str, dict[str, list[float]]] = {}
     with unisono.init() as comm:
         capsule = comm.c_interface()
-        group, error = pointer(capsule, b"unisono.group.v1"), ctypes.create_string_buffer(1024)
+        group, error = unisono.group_address(capsule), ctypes.create_string_buffer(1024)
         for nbytes, calls in SIZES.items():
             x = np.zeros(nbytes // 4, np.float32)
 

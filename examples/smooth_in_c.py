@@ -1,6 +1,7 @@
 """A program in C that uses the ranks of a program in Python.
 
-Covers: `unisono.h`, `unisono.get_include`, `comm.c_interface`, messages and collectives in C.
+Covers: `unisono.h`, `unisono.get_include`, `comm.c_interface`, `unisono.group_address`,
+messages and collectives in C.
 Scenario: heat spreads along a rod; four ranks have a quarter of it each. The C code calls no Python
 and needs no GIL. It equals NumPy on one process, bit by bit.
 
@@ -39,10 +40,8 @@ def smooth(library):
     share = LENGTH // comm.size
     part = rod()[comm.rank * share : (comm.rank + 1) * share + 2].copy()
     capsule, steps, error = comm.c_interface(), ctypes.c_long(), ctypes.create_string_buffer(1024)
-    pointer = ctypes.pythonapi.PyCapsule_GetPointer
-    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     status = ctypes.CDLL(str(library)).smooth(
-        ctypes.c_void_p(pointer(capsule, b"unisono.group.v1")),
+        ctypes.c_void_p(unisono.group_address(capsule)),
         part.ctypes.data_as(ctypes.c_void_p),
         share,
         ctypes.c_double(LEAST),

@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cmath>
 #include <cstring>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>

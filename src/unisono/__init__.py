@@ -24,7 +24,15 @@ from unisono.errors import (
 
 if TYPE_CHECKING:
     from unisono import algorithms, parallel, planner, schedule, show, simulator, topology
-    from unisono.communicator import Communicator, Work, get_include, init, pairs, premul_sum
+    from unisono.communicator import (
+        Communicator,
+        Work,
+        get_include,
+        group_address,
+        init,
+        pairs,
+        premul_sum,
+    )
     from unisono.controller import Controller
     from unisono.launch import run
     from unisono.simulator import simulate
@@ -36,6 +44,7 @@ _LAZY = {
     "Controller": "unisono.controller",
     "Work": "unisono.communicator",
     "get_include": "unisono.communicator",
+    "group_address": "unisono.communicator",
     "init": "unisono.communicator",
     "pairs": "unisono.communicator",
     "premul_sum": "unisono.communicator",
@@ -78,6 +87,7 @@ __all__ = [
     "Work",
     "algorithms",
     "get_include",
+    "group_address",
     "init",
     "pairs",
     "parallel",

@@ -99,9 +99,7 @@ class CGroup:
     def of(cls, comm: Communicator) -> CGroup:
         """Returns the group of a capsule, which it keeps alive."""
         capsule = comm.c_interface()
-        take = ctypes.pythonapi.PyCapsule_GetPointer
-        take.restype, take.argtypes = c_void_p, [ctypes.py_object, ctypes.c_char_p]
-        return cls(take(capsule, b"unisono.group.v1"), capsule)
+        return cls(unisono.group_address(capsule), capsule)
 
     def call(self, name: str, *args: Any) -> None:
         """Calls a function with a last argument for its error."""

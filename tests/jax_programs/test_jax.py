@@ -50,6 +50,15 @@ def test_the_example_equals_one_process():
     assert "those of one process" in run(str(HERE.parents[1] / "examples" / "jax_mesh.py"))
 
 
+def test_the_coordinator_of_several_hosts_has_the_address_that_other_connections_use():
+    program = (
+        "from unisono.jax import initialization\n"
+        "print(initialization._coordinator(several_hosts=True))"
+    )
+    said = run("-c", program, UNISONO_INTERFACE="=lo", UNISONO_SOCKET_FAMILY="AF_INET")
+    assert re.fullmatch(r"127\.0\.0\.1:\d+", said.strip())
+
+
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_collectives(ranks: int):
     run("collectives.py", str(ranks))

@@ -47,7 +47,7 @@ from unisono.communicator.arguments import check_rank as check_rank
 from unisono.communicator.arrays import check_writable as check_writable
 from unisono.communicator.arrays import dtype_of
 from unisono.communicator.arrays import empty_like as empty_like
-from unisono.communicator.c_interface import get_include
+from unisono.communicator.c_interface import get_include, group_address
 from unisono.communicator.calls import common_name as common_name
 from unisono.communicator.communicator import Communicator
 from unisono.communicator.communicator_stats import CommunicatorStats, OperationStats
@@ -94,6 +94,7 @@ __all__ = [
     "dtype_of",
     "estimate_call_s",
     "get_include",
+    "group_address",
     "init",
     "join",
     "pairs",

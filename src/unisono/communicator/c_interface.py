@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unisono import native
-from unisono.communicator.calls import CallRequest
+from unisono.communicator.calls import SHARED, CallRequest
 from unisono.execution import OP_CODES
 from unisono.types import DType, Op, ReduceOp
 
@@ -14,8 +15,10 @@ if TYPE_CHECKING:
     from unisono.communicator.communicator import Communicator
 
 _OPERATIONS = {code: op for op, code in OP_CODES.items()}
-_PIECES = (Op.REDUCE_SCATTER, Op.ALL_GATHER, Op.ALL_TO_ALL, Op.GATHER, Op.SCATTER)
 _MOST_BYTES = 1 << 62
+_CAPSULE = b"unisono.group.v1"
+_ADDRESS_TYPE = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
+_address_in = _ADDRESS_TYPE(("PyCapsule_GetPointer", ctypes.pythonapi))
 
 
 def get_include() -> str:
@@ -45,8 +48,22 @@ def c_interface(self: Communicator) -> object:
     return native.c_group(self._group, Owner(self))
 
 
+def group_address(capsule: object) -> int:
+    """Returns the address of the `unisono_group` in a capsule of `c_interface`, for ctypes.
+
+    Keep the capsule while C uses the group. Raises `ValueError` for another object.
+
+    >>> import ctypes, unisono
+    >>> with unisono.init(rank=0, size=1, rendezvous="example of group_address") as comm:
+    ...     capsule = comm.c_interface()
+    ...     group = ctypes.c_void_p(unisono.group_address(capsule))
+    """
+    address: int = _address_in(capsule, _CAPSULE)
+    return address
+
+
 class Owner:
-    """What C asks of a communicator. Any thread may call the methods."""
+    """Answers what C asks of a communicator. Any thread may call the methods."""
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
@@ -68,7 +85,7 @@ class Owner:
             raise ValueError(f"count: expected fewer elements than {count}")
         request = CallRequest(
             operation,
-            (nbytes,) * (ranks if operation in _PIECES else 1),
+            (nbytes,) * (ranks if operation in SHARED else 1),
             element,
             _reduction(reduction) if operation.reduces else ReduceOp.SUM,
             root if operation.rooted else -1,

@@ -22,7 +22,8 @@ _MOST_REMEMBERED = 4096  # number of calls; a call with uneven pieces counts onc
 _FLOAT32_BYTES = 4
 _VOTE_BYTES = 8
 _ALSO = {"product": "prod", "average": "avg"}
-_SHARED = (Op.REDUCE_SCATTER, Op.ALL_GATHER, Op.ALL_TO_ALL, Op.GATHER, Op.SCATTER)
+SHARED = (Op.REDUCE_SCATTER, Op.ALL_GATHER, Op.ALL_TO_ALL, Op.GATHER, Op.SCATTER)
+"""Operations whose larger buffer has one piece for each rank."""
 
 
 class CallRequest(NamedTuple):
@@ -171,7 +172,7 @@ class CallCache:
         """Returns the chosen plan or its single-copy variant, whichever serves a call with equal
         pieces.
         """
-        piece_bytes = nbytes // self._ranks if op in _SHARED else nbytes
+        piece_bytes = nbytes // self._ranks if op in SHARED else nbytes
         return self._executor.serving(choice.plan, op, piece_bytes)
 
     def _chosen(self, op: Op, root: int, selected: SelectedRule) -> LoadedPlan:
@@ -326,7 +327,7 @@ class CallCache:
         if not request.even:
             self._require_uneven(plan)
         total = sum(request.lengths)
-        piece = total // self._ranks if request.op in _SHARED else total
+        piece = total // self._ranks if request.op in SHARED else total
         return self._executor.prepare(
             plan,
             Arguments(

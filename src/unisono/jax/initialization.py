@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 from typing import Any
 
 import numpy as np
 
+from unisono import config
 from unisono.communicator import init
+from unisono.transport import available_interfaces, choose_interfaces, format_address, listen
 
 _ADDRESS_BYTES = 256
 
@@ -37,7 +38,10 @@ def initialize(**options: Any) -> None:
 
 def _coordinator(*, several_hosts: bool) -> str:
     """Returns an address of this host with a port that is free now."""
-    host = socket.gethostbyname(socket.gethostname()) if several_hosts else "127.0.0.1"
-    with socket.socket() as found:
-        found.bind((host, 0))
-        return f"{host}:{found.getsockname()[1]}"
+    settings, host = config.settings(), "127.0.0.1"
+    if several_hosts:
+        found = available_interfaces(settings.ip_version)
+        host = choose_interfaces(settings.interface, found, rails=1)[0].address
+    (listener,) = listen([host], settings.ports)
+    with listener:
+        return format_address(listener.getsockname())

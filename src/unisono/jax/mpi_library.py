@@ -8,9 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from unisono import native
-from unisono.communicator import Communicator
+from unisono.communicator import Communicator, group_address
 
-_CAPSULE = b"unisono.group.v1"
 _JOIN = ctypes.CFUNCTYPE(
     ctypes.c_void_p, ctypes.POINTER(ctypes.c_double), ctypes.c_void_p, ctypes.c_uint64
 )
@@ -39,7 +38,7 @@ class MpiLibrary:
             comm = self._join_group()
             timeout_s[0] = comm.timeout_s
             self._capsule = comm.c_interface()
-            return _group_of(self._capsule)
+            return group_address(self._capsule)
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             # jax ignores this error, and waits for all processes before its first collective
@@ -55,13 +54,6 @@ class MpiLibrary:
         if refusal is not None:
             _write(text, size, refusal)
         return int(refusal is not None)
-
-
-def _group_of(capsule: object) -> int:
-    get = ctypes.pythonapi.PyCapsule_GetPointer
-    get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    group: int = get(capsule, _CAPSULE)
-    return group
 
 
 def _write(text: int, size: int, value: str) -> None:

@@ -24,8 +24,7 @@ class SimilarJob:
     replica_batch: int | None = None
     """Sequences of a step on each data-parallel rank, for a file without a global batch."""
     missing: Mapping[str, str] = field(default_factory=dict)
-    """What the file does not state, with the reason, by the option of `unisono plan` that states
-    it."""
+    """The reason for each gap of the file, by the option of `unisono plan` that fills it."""
     notes: tuple[str, ...] = ()
     """Settings that the planner reads as something similar."""
     assumed: tuple[str, ...] = ()

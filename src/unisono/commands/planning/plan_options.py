@@ -293,7 +293,7 @@ class PlanOptions:
 
     @property
     def wanted(self) -> str:
-        """What a search minimises: `objective`, or with `days` the devices."""
+        """The quantity that a search minimises: `objective`, or with `days` the devices."""
         return "devices" if self.days is not None and self.objective == "time" else self.objective
 
     def longest_step_s(self, tokens: int) -> float | None:

@@ -77,7 +77,7 @@ class _PassTimes(NamedTuple):
 
 
 class _Profile(NamedTuple):
-    """What trains in a profile."""
+    """The run that trains in a profile."""
 
     build: RunBuilder
     microbatches: int

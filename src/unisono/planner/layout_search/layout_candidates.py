@@ -63,7 +63,7 @@ class Candidates(Sequence[Candidate]):
     entries: tuple[Candidate, ...]
     counts: SearchCounts
     objective: str
-    """What the search minimised."""
+    """The quantity that the search minimised."""
 
     @property
     def ties(self) -> tuple[Candidate, ...]:

@@ -45,6 +45,15 @@ def least_memory(
     return best
 
 
+def _fitting(
+    request: OptionRequest, cluster: Cluster, *, largest_tp: float = inf
+) -> LeastMemory | None:
+    """Returns the combination that needs the least memory; None if it does not fit either."""
+    least = least_memory(request, cluster, largest_tp=largest_tp)
+    fits = least is not None and least.nbytes <= request.run(cluster).capacity_bytes
+    return least if fits else None
+
+
 def nothing_fits_text(request: OptionRequest, cluster: Cluster) -> str:
     """Returns what lacks on a cluster, and each change that makes a layout fit."""
     least = least_memory(request, cluster)
@@ -74,8 +83,8 @@ def fitting_devices(request: OptionRequest, cluster: Cluster) -> LeastMemory | N
         larger = replace(
             cluster, devices=factor * cluster.devices, per_host=_domain(cluster, factor)
         )
-        least = least_memory(request, larger, largest_tp=larger.domain)
-        if least is not None and least.nbytes <= request.run(larger).capacity_bytes:
+        least = _fitting(request, larger, largest_tp=larger.domain)
+        if least is not None:
             return least
         factor *= 2
     return None
@@ -101,8 +110,7 @@ def _fitting_changes(request: OptionRequest, cluster: Cluster) -> Iterator[str]:
     ]
     for text, values in filter(None, stated):
         changed = replace(request, job=replace(job, **values))  # type: ignore[arg-type]
-        least = least_memory(changed, cluster)
-        if least is not None and least.nbytes <= request.run(cluster).capacity_bytes:
+        if _fitting(changed, cluster) is not None:
             yield text
     yield from _fitting_offload(request, cluster)
     yield from _fitting_adapters(request, cluster)
@@ -118,12 +126,12 @@ def _fitting_offload(request: OptionRequest, cluster: Cluster) -> Iterator[str]:
         return
     changed = replace(request, job=replace(request.job, offload=True))
     try:
-        least = least_memory(changed, cluster)
+        least = _fitting(changed, cluster)
     except ValueError:
         return
-    run = changed.run(cluster)
-    if least is not None and least.nbytes <= run.capacity_bytes:
-        host = run.memory.host_bytes(least.layout) * min(cluster.domain, cluster.devices)
+    if least is not None:
+        memory = changed.run(cluster).memory
+        host = memory.host_bytes(least.layout) * min(cluster.domain, cluster.devices)
         yield (
             f"offload ({least.layout.text()}, {least.nbytes / 1e9:.1f} GB, and {host / 1e9:,.0f} "
             "GB in each host)"
@@ -136,6 +144,6 @@ def _fitting_adapters(request: OptionRequest, cluster: Cluster) -> Iterator[str]
     if request.job.trainable != "all" or model.kv_rank:
         return
     changed = replace(request, job=replace(request.job, trainable=text))
-    least = least_memory(changed, cluster)
-    if least is not None and least.nbytes <= request.run(cluster).capacity_bytes:
+    least = _fitting(changed, cluster)
+    if least is not None:
         yield f"trainable all -> {text} ({least.layout.text()}, {least.nbytes / 1e9:.1f} GB)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -127,8 +128,8 @@ def cost_of(module: nn.Module) -> float:
     return float(sum(each.numel() for each in module.parameters() if each.dim() > 1))
 
 
-class PipelineStage(nn.Module):
-    """What a rank asks of each kind of stage."""
+class PipelineStage(nn.Module, ABC):
+    """A stage of a pipeline, with the methods that each kind of stage has."""
 
     arrived: Any = None
     """The result of the stage before, during a call of a stage that calls the model."""
@@ -140,9 +141,9 @@ class PipelineStage(nn.Module):
         """Returns the result of the first stage for a microbatch."""
         return call(self, batch)
 
+    @abstractmethod
     def resume(self, call: ModelCall, arrived: Any, batch: Any) -> Any:
         """Returns the result of a later stage from that of the stage before."""
-        raise NotImplementedError
 
     def in_eval_mode(self) -> PipelineStage:
         """Returns this stage in eval mode, in which its modules are already."""

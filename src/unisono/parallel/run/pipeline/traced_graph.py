@@ -42,9 +42,9 @@ class TracedCall:
         its own loss alone."""
         self._call, self.example, self._needs_loss = call, example, needs_loss
         self._frame: Frame | None = None
-        """What is around the tensors of an output, from the last call."""
+        """The frame around the tensors of an output, from the last call."""
         self._problem: str | None = None
-        """Why the weight of the loss is not known."""
+        """The reason why the weight of the loss is not known."""
 
     def module(self, model: nn.Module) -> nn.Module:
         """Returns a module with the parameters of a model, under their names, that is called with
