@@ -2,6 +2,7 @@
 #include "execution/group.h"
 
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -54,6 +55,18 @@ CallVolume volume_of(const VolumeTuple& volume) {
     return {row, calls, bytes_sent, bytes_received};
 }
 
+// The form of a call for shared heaps: plan, `extra`, block bytes, and whether peers read the input
+// and the output.
+using HeapFormTuple = std::tuple<std::shared_ptr<Plan>, uint64_t, uint64_t, bool, bool>;
+
+std::shared_ptr<const HeapForm> heap_form_of(const std::optional<HeapFormTuple>& form,
+                                             CallArgs args) {
+    if (!form) return nullptr;
+    const auto& [plan, extra, block_bytes, in, out] = *form;
+    args.extra = extra;
+    return std::make_shared<HeapForm>(HeapForm{plan, fingerprint(args), block_bytes, in, out});
+}
+
 Execution bound(Group& group, const Prepared& call, const Memory& in, const Memory& out) {
     return group.dispatcher().or_fail([&] { return call.bind(pieces_of(in), pieces_of(out)); });
 }
@@ -98,7 +111,7 @@ void bind_plan(nb::module_& m) {
                uint32_t reduction, int32_t root, uint64_t count, uint64_t extra,
                uint64_t block_bytes, uint64_t piece_bytes, uint64_t longest_bytes, uint32_t policy,
                std::optional<uint32_t> caller_dtype, uint32_t lead, uint32_t lengths_from,
-               const VolumeTuple& volume) {
+               const VolumeTuple& volume, const std::optional<HeapFormTuple>& heap_form) {
                 if (op >= kOpKinds || dtype >= num_dtypes || reduction >= num_reduce_ops ||
                     policy > static_cast<uint32_t>(StorePolicy::adaptive) ||
                     caller_dtype.value_or(0) >= num_dtypes || lengths_from >= kLengthsFrom) {
@@ -132,12 +145,13 @@ void bind_plan(nb::module_& m) {
                                     longest_bytes,
                                     static_cast<StorePolicy>(policy),
                                     lead,
-                                    volume_of(volume)};
+                                    volume_of(volume),
+                                    heap_form_of(heap_form, args)};
             },
             "plan"_a, "op"_a, "dtype"_a, "reduction"_a, "root"_a, "count"_a, "extra"_a,
             "block_bytes"_a, "piece_bytes"_a, "longest_bytes"_a, "policy"_a,
             "caller_dtype"_a = nb::none(), "lead"_a = 0, "lengths_from"_a = 0,
-            "volume"_a = VolumeTuple{})
+            "volume"_a = VolumeTuple{}, "heap_form"_a = nb::none())
         .def_prop_ro("volume",
                      [](const Prepared& self) {
                          const CallVolume& v = self.volume;
@@ -247,6 +261,21 @@ void register_group(nb::module_& m) {
         .def_prop_ro("depth", [](Group& self) { return self.segment().shape().depth; })
         .def_prop_ro("buffer_bytes",
                      [](Group& self) { return self.segment().shape().buffer_bytes; })
+        .def_prop_ro("heap_bytes", [](Group& self) { return self.segment().shape().heap_bytes; })
+        .def_prop_ro("used_heap_bytes", [](Group& self) { return self.heap().used_bytes(); })
+        .def(
+            "allocate",
+            [](Group& self, size_t bytes) {
+                std::shared_ptr<std::byte> memory = self.heap().allocate(bytes);
+                void* const data = memory.get();
+                auto owner = std::make_unique<std::shared_ptr<std::byte>>(std::move(memory));
+                const nb::capsule held(owner.get(), [](void* kept) noexcept {
+                    delete static_cast<std::shared_ptr<std::byte>*>(kept);
+                });
+                static_cast<void>(owner.release());
+                return nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(data, {bytes}, held);
+            },
+            "bytes"_a)
         .def_prop_ro("calls", &Group::calls)
         .def("counters",
              [](const Group& self) {

@@ -81,6 +81,13 @@ const char* name_of(const std::array<const char*, N>& names, uint32_t index) {
     return index < N ? names[index] : "?";
 }
 
+// Bits of the highest byte of a kind.
+constexpr uint32_t kLengthsBits = 0x7f, kInHeaps = 1U << 31;
+
+const char* lengths_text(uint32_t kind) {
+    return name_of(kLengths, kind >> 24 & kLengthsBits);
+}
+
 }  // namespace
 
 const char* name_of(DType type) noexcept {
@@ -91,16 +98,16 @@ const char* name_of(OpKind op) noexcept {
     return name_of(kOps, static_cast<uint32_t>(op));
 }
 
-// Returns a word with the operation, the reduction, the type, and the source of the lengths. The
-// lowest 24 bits (operation, reduction and type) must be equal on all ranks; the highest byte may
-// differ.
+// Returns a word with the operation, the reduction, the type, the source of the lengths, and whether
+// the arrays lie in the shared heaps. The lowest 24 bits (operation, reduction and type) must be
+// equal on all ranks; the highest byte is for texts only.
 uint32_t kind_of(const CallArgs& a) noexcept {
     // The reduction of an operation that does not reduce is ignored. Otherwise two equal calls
     // could have different words.
     const uint32_t reduction = reduces(a.op) ? static_cast<uint32_t>(a.reduction) : 0;
     return static_cast<uint32_t>(a.op) | reduction << 8 |
            static_cast<uint32_t>(a.caller_dtype.value_or(a.dtype)) << 16 |
-           static_cast<uint32_t>(a.lengths_from) << 24;
+           static_cast<uint32_t>(a.lengths_from) << 24 | (a.in_heaps ? kInHeaps : 0);
 }
 
 void record_call(RankControl& control, uint64_t seq, const CallArgs& args, uint64_t hash) noexcept {
@@ -163,7 +170,8 @@ std::string call_text(const RankControl& control, uint64_t seq) {
     if (reduces(op)) text += std::string(name_of(kReductions, kind >> 8 & 0xff)) + ", ";
     text += std::string(name_of(kTypes, kind >> 16 & 0xff)) + "[" +
             (entry->count == kUnknownCount ? "any" : std::to_string(entry->count)) + "]";
-    if (kind >> 24) text += std::string(", lengths from ") + name_of(kLengths, kind >> 24);
+    if (kind >> 24 & kLengthsBits) text += std::string(", lengths from ") + lengths_text(kind);
+    if (kind & kInHeaps) text += ", shared arrays";
     if (entry->root >= 0) text += ", root=" + std::to_string(entry->root);
     return text + ")";
 }
@@ -197,7 +205,12 @@ std::string outcome_text(const RankControl& control, uint64_t seq) {
 
 std::string lengths_of(const RankControl& control, uint64_t seq) {
     const auto entry = entry_of(control, seq);
-    return name_of(kLengths, entry ? entry->kind >> 24 : 0);
+    return lengths_text(entry ? entry->kind : 0);
+}
+
+bool is_in_heaps(const RankControl& control, uint64_t seq) {
+    const auto entry = entry_of(control, seq);
+    return entry && entry->kind != kRefusedKind && (entry->kind & kInHeaps);
 }
 
 }  // namespace unisono

@@ -56,6 +56,8 @@ struct CallArgs {
     std::optional<DType> caller_dtype = std::nullopt;
     // Used only in error messages; may differ between ranks.
     LengthsFrom lengths_from = LengthsFrom::none;
+    // The arrays of all ranks lie in the ranks' shared heaps.
+    bool in_heaps = false;
 };
 
 // Returns the kind of a call, as in CallRecord.
@@ -118,5 +120,7 @@ void update_last_call(RankControl& mirror, const LastCall& called) noexcept;
 // Returns the source of the lengths in this call: "counts", "send_counts" or "the lengths of the
 // pieces".
 [[nodiscard]] std::string lengths_of(const RankControl& control, uint64_t seq);
+// Returns true if the arrays of this call lie in the ranks' shared heaps.
+[[nodiscard]] bool is_in_heaps(const RankControl& control, uint64_t seq);
 
 }  // namespace unisono

@@ -37,7 +37,7 @@ uint64_t part_bytes(uint64_t piece_bytes, uint32_t parts, size_t element_bytes) 
 }
 
 Executor::Executor(View& view, Membership& members, Waiter waiter, StoreRule stores,
-                   OperationCounters& counters, RemoteSlots* remote_slots)
+                   OperationCounters& counters, SharedHeap& heap, RemoteSlots* remote_slots)
     : view_(view),
       members_(members),
       counters_(counters),
@@ -52,6 +52,7 @@ Executor::Executor(View& view, Membership& members, Waiter waiter, StoreRule sto
       passed_(members.ranks(), 0),
       call_check_(view, members),
       staging_rings_{StagingRing(view, 0), StagingRing(view, 1), StagingRing(view, 2)},
+      heap_(heap),
       cross_memory_(view, members) {}
 
 // Starts a call. A call that fails before it has a number still takes one, because the numbers of
@@ -71,8 +72,24 @@ void Executor::begin(Execution& call) {
         remote_slots_->acknowledge_all(call.staging->place(0).size_class);
 }
 
+// Uses the form for shared heaps if all arrays that peers read in it lie in this rank's heap. Ranks
+// that choose differently find different fingerprints.
+void Executor::choose_form(Execution& call) const noexcept {
+    const auto lie_in_heap = [this](const Pieces& pieces) {
+        return std::all_of(pieces.begin(), pieces.end(),
+                           [this](const Piece& p) { return heap_.contains(p.data, p.bytes); });
+    };
+    const HeapForm& form = *call.heap_form;
+    if ((form.in && !lie_in_heap(call.in)) || (form.out && !lie_in_heap(call.out))) return;
+    call.plan = form.plan;
+    call.hash = form.hash;
+    call.block_bytes = form.block_bytes;
+    call.args.in_heaps = true;
+}
+
 // Checks the call and computes its layout. Publishes nothing to the peers yet.
 void Executor::prepare(Execution& call) {
+    if (call.heap_form) choose_form(call);
     const Plan& plan = *call.plan;
     if (call.in.size() != plan.pieces_in || call.out.size() != plan.pieces_out) {
         invalid(call, "the call has " + count_of(call.in.size(), call.out.size()) +

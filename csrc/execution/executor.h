@@ -16,6 +16,7 @@
 #include "execution/remote_slots.h"
 #include "execution/store_policy.h"
 #include "kernels/kernels.h"
+#include "memory/shared_heap.h"
 #include "memory/single_copy.h"
 #include "memory/waiter.h"
 
@@ -96,6 +97,14 @@ class StagingRing {
     std::vector<uint64_t> ends_;  // By buffer: the progress at the end of its latest block.
 };
 
+// The form of a call whose arrays lie in the ranks' shared heaps: peers read them in place.
+struct HeapForm {
+    std::shared_ptr<const Plan> plan;
+    uint64_t hash;
+    uint64_t block_bytes;
+    bool in, out;  // Peers read the input, the output.
+};
+
 // One call in flight: a plan, its arguments, and its state. The call can be interrupted and
 // resumed.
 struct Execution {
@@ -115,6 +124,7 @@ struct Execution {
     uint32_t lead = 0;
     // The reason, if this rank refuses its arguments. A refused call takes a number but is not run.
     std::shared_ptr<const std::string> refusal;
+    std::shared_ptr<const HeapForm> heap_form;  // not set if the call has no such form
 
     Traffic traffic{};
     Stores stores;  // kinds of store instructions (cached or streaming) for the current block
@@ -143,7 +153,7 @@ class Executor {
     // `counters` counts each completed call. `remote_slots` is set if the group has ranks on other
     // hosts.
     Executor(View& view, Membership& members, Waiter waiter, StoreRule stores,
-             OperationCounters& counters, RemoteSlots* remote_slots = nullptr);
+             OperationCounters& counters, SharedHeap& heap, RemoteSlots* remote_slots = nullptr);
 
     // Runs the call. Returns true once the call is complete, and false if a wait would exceed
     // `limit_s` (0: the deadline is the only limit). Throws Error.
@@ -175,6 +185,7 @@ class Executor {
     }
 
     void begin(Execution& call);
+    void choose_form(Execution& call) const noexcept;
     void prepare(Execution& call);
     void reserve_scratch(const Execution& call);
     void refuse(std::string_view reason) noexcept;
@@ -201,6 +212,9 @@ class Executor {
     void copy(const Execution& call, const Record& record);
     void reduce(const Execution& call, const Record* record);
     void reduce_some(const Execution& call, const Record* record, uint64_t at, uint64_t bytes);
+    [[nodiscard]] const std::byte* in_heap(const Execution& call, const Ref& ref, uint64_t at,
+                                           uint64_t bytes);
+    [[nodiscard]] const std::byte* slot_of(const Execution& call, const Ref& ref) const noexcept;
     void share(const Execution& call, const Ref& slot, const Ref& memory) const noexcept;
     [[nodiscard]] std::byte* resolve(const Execution& call, const Ref& ref) const noexcept;
     [[nodiscard]] uint64_t length_of(const Execution& call, const Ref& ref) const noexcept;
@@ -236,6 +250,7 @@ class Executor {
     CallCheck call_check_;
     std::array<StagingRing, kSizeClasses> staging_rings_;  // in ascending order of buffer size
     std::vector<std::byte> scratch_, fetched_;
+    SharedHeap& heap_;
     CrossMemory cross_memory_;
 };
 

@@ -18,16 +18,13 @@ constexpr uint64_t kLeastFetchedBytes = 16 << 10;
 std::byte* Executor::resolve(const Execution& call, const Ref& ref) const noexcept {
     switch (ref.space) {
         case Space::slot:
-            return call.staging->buffer(ref.rank, call.ahead()) + ref.index * call.slot_bytes;
+            return const_cast<std::byte*>(slot_of(call, ref));
         case Space::tmp: {  // each block in flight has its own scratch
             const uint64_t at = ref.index * (call.lead + 1) + call.block % (call.lead + 1);
             return const_cast<std::byte*>(scratch_.data()) + at * call.block_bytes;
         }
-        case Space::shared: {
-            const std::byte* slot =
-                call.staging->buffer(ref.rank, call.ahead()) + ref.index * call.slot_bytes;
-            return const_cast<std::byte*>(read_address(slot));
-        }
+        case Space::shared:  // an address in the memory of `rank`
+            return reinterpret_cast<std::byte*>(read_location(slot_of(call, ref)));
         case Space::in:
         case Space::out:
             break;
@@ -35,6 +32,16 @@ std::byte* Executor::resolve(const Execution& call, const Ref& ref) const noexce
     const Piece& piece = ref.space == Space::in ? call.in[ref.index] : call.out[ref.index];
     const uint64_t part = part_bytes(piece.bytes, call.plan->parts, size_of(call.args.dtype));
     return piece.data + ref.part * part + call.block * call.block_bytes;
+}
+
+const std::byte* Executor::slot_of(const Execution& call, const Ref& ref) const noexcept {
+    return call.staging->buffer(ref.rank, call.ahead()) + ref.index * call.slot_bytes;
+}
+
+// Returns this rank's view of an array in a peer's heap, `at` bytes after the start of the block.
+const std::byte* Executor::in_heap(const Execution& call, const Ref& ref, uint64_t at,
+                                   uint64_t bytes) {
+    return heap_.at(ref.rank, read_location(slot_of(call, ref)) + at, bytes);
 }
 
 // Returns the bytes of this block in the part that `ref` names.
@@ -50,8 +57,10 @@ void Executor::copy(const Execution& call, const Record& r) {
     const uint64_t bytes = length_of(call, r.length);
     if (bytes == 0) return;
     std::byte* dst = resolve(call, r.dst);
-    const std::byte* src = resolve(call, r.src);
-    if (r.src.space == Space::shared) {
+    const bool shared = r.src.space == Space::shared;
+    const std::byte* src =
+        shared && call.args.in_heaps ? in_heap(call, r.src, 0, bytes) : resolve(call, r.src);
+    if (shared && !call.args.in_heaps) {
         cross_memory_.read(r.src.rank, dst, src, bytes);
         if (r.flags & kHasSecond)
             kernels::copy(resolve(call, r.dst2), dst, bytes, store_for(call, r.dst2));
@@ -65,16 +74,18 @@ void Executor::copy(const Execution& call, const Record& r) {
 }
 
 void Executor::share(const Execution& call, const Ref& slot, const Ref& memory) const noexcept {
-    write_address(resolve(call, slot), resolve(call, memory));
+    const std::byte* const own = resolve(call, memory);
+    write_location(resolve(call, slot),
+                   call.args.in_heaps ? heap_.offset_of(own) : reinterpret_cast<uintptr_t>(own));
 }
 
-// Reads shared operands in portions that fit in the cache.
+// Operands that the kernel copies from other processes are read in portions that fit in the cache.
 void Executor::reduce(const Execution& call, const Record* r) {
     const uint64_t bytes = length_of(call, r->length), element = size_of(call.args.dtype);
     const auto foreign =
         static_cast<uint64_t>(std::count_if(r + 1, r + 1 + r->sources, [](const Record& arg) {
             return arg.src.space == Space::shared;
-        }));
+        })) * (call.args.in_heaps ? 0 : 1);
     const uint64_t most =
         foreign == 0 ? bytes
                      : std::max(kFetchedBytes / foreign, kLeastFetchedBytes) / element * element;
@@ -89,12 +100,15 @@ void Executor::reduce_some(const Execution& call, const Record* r, uint64_t at, 
     std::byte* fetched = fetched_.data();
     for (size_t k = 0; k < r->sources; ++k) {
         const Ref& ref = r[k + 1].src;
-        const std::byte* source = resolve(call, ref) + at;
-        if (ref.space == Space::shared) {
-            cross_memory_.read(ref.rank, fetched, source, bytes);
-            source = std::exchange(fetched, fetched + bytes);
+        const bool shared = ref.space == Space::shared;
+        if (shared && call.args.in_heaps) {
+            sources[k] = in_heap(call, ref, at, bytes);
+        } else if (shared) {
+            cross_memory_.read(ref.rank, fetched, resolve(call, ref) + at, bytes);
+            sources[k] = std::exchange(fetched, fetched + bytes);
+        } else {
+            sources[k] = resolve(call, ref) + at;
         }
-        sources[k] = source;
     }
     const bool second = r->flags & kHasSecond;
     const bool average = call.args.reduction == ReduceOp::avg && (r->flags & kFinal);

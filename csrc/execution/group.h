@@ -15,6 +15,7 @@
 
 #include "execution/dispatcher.h"
 #include "execution/remote_slots.h"
+#include "memory/shared_heap.h"
 #include "p2p/message_engine.h"
 #include "transport/tcp_transport.h"
 
@@ -48,6 +49,7 @@ class Group {
     [[nodiscard]] View& view() noexcept { return view_; }
     [[nodiscard]] Membership& members() noexcept { return members_; }
     [[nodiscard]] Dispatcher& dispatcher() noexcept { return dispatcher_; }
+    [[nodiscard]] SharedHeap& heap() noexcept { return heap_; }
     [[nodiscard]] p2p::Engine& p2p() noexcept { return p2p_; }
     // Returns true if the transports of the group use a message library.
     [[nodiscard]] bool uses_library() const noexcept { return make_ != nullptr; }
@@ -146,7 +148,9 @@ class Group {
                 host_ranks ? std::move(*host_ranks) : HostRanks::one_host(segment_->shape().ranks)),
           members_(view_, nonce),
           waiter_(members_, SpinPolicy::for_group(on_host(), cores)),
-          executor_(view_, members_, waiter_, StoreRule(on_host()), counters_, make_remote_slots()),
+          heap_(view_),
+          executor_(view_, members_, waiter_, StoreRule(on_host()), counters_, heap_,
+                    make_remote_slots()),
           dispatcher_(executor_, members_, grace_for(on_host(), cores)),
           p2p_(view_, members_, Waiter(members_, SpinPolicy::for_messages(on_host(), cores)),
                executor_.cross_memory(), counters_, make_p2p_transport()) {}
@@ -193,6 +197,7 @@ class Group {
     std::optional<RemoteSlots> remote_slots_;
     std::unique_ptr<Transport> transport_;
     std::atomic<bool> closed_{false}, ended_{false};  // close() has started; close() has ended
+    SharedHeap heap_;
     Executor executor_;
     Dispatcher dispatcher_;
     p2p::Engine p2p_;

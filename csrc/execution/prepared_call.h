@@ -17,6 +17,7 @@ struct Prepared {
     StorePolicy policy;
     uint32_t lead = 0;  // blocks by which the first round runs ahead; see Execution::lead
     CallVolume volume{};
+    std::shared_ptr<const HeapForm> heap_form{};
 
     // Makes a call on contiguous pieces that begin at `in` and `out`.
     [[nodiscard]] Execution bind(std::byte* in, std::byte* out) const {
@@ -47,6 +48,7 @@ struct Prepared {
         execution.policy = policy;
         execution.lead = lead;
         execution.volume = volume;
+        execution.heap_form = heap_form;
         return execution;
     }
 };

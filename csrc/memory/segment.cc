@@ -18,7 +18,7 @@
 namespace unisono {
 namespace {
 
-constexpr uint64_t kPage = 4096;
+constexpr uint64_t kPage = 4096, kHugePage = 2 << 20;
 constexpr uint64_t kPairSlots = 512, kFewPairSlots = 128;
 constexpr uint64_t kPairBytes = 128 * 1024, kLeastPairBytes = 4 * 1024;
 // Usual limit for the total bytes of all pairs. With very many ranks, the total exceeds this limit,
@@ -27,6 +27,8 @@ constexpr uint64_t kUsualPairs = 256 << 20;
 constexpr uint32_t kMaxRanks = 4096;
 // Limit that the total bytes of all pairs never exceed, because a process cannot map much more.
 constexpr uint64_t kMostPairs = 1ULL << 46;
+// Limit of the address space of all heaps, for the same reason.
+constexpr uint64_t kMostHeaps = 1ULL << 44;
 
 constexpr uint64_t round_up(uint64_t value, uint64_t unit) {
     return (value + unit - 1) / unit * unit;
@@ -44,7 +46,7 @@ std::array<SizeClass, kSizeClasses> size_classes_of(const SegmentShape& s) {
 }
 
 struct Offsets {
-    uint64_t ranks, staging, pairs, each_pair, total;
+    uint64_t ranks, staging, pairs, each_pair, mapped, heaps, total;
 };
 
 Offsets offsets_of(const SegmentShape& s) {
@@ -56,7 +58,9 @@ Offsets offsets_of(const SegmentShape& s) {
     o.each_pair = round_up(
         sizeof(p2p::Pair) + s.pair_slots * sizeof(p2p::Slot) + s.pair_bytes * (1 + kStagedBlocks),
         kPage);
-    o.total = o.pairs + o.each_pair * s.ranks * s.ranks;
+    o.mapped = o.pairs + o.each_pair * s.ranks * s.ranks;
+    o.heaps = round_up(o.mapped, kHugePage);
+    o.total = s.heap_bytes == 0 ? o.mapped : o.heaps + s.heap_bytes * s.ranks;
     return o;
 }
 
@@ -65,10 +69,31 @@ bool plausible(const SegmentShape& s) {
            s.buffer_bytes >= kPage && s.buffer_bytes <= (1ULL << 32) &&
            s.buffer_bytes % kLine == 0 && std::has_single_bit(s.pair_slots) &&
            s.pair_slots <= 4096 && std::has_single_bit(s.pair_bytes) && s.pair_bytes >= kLine &&
-           s.pair_bytes <= (1ULL << 30) &&
+           s.pair_bytes <= (1ULL << 30) && s.heap_bytes % kHugePage == 0 &&
+           s.heap_bytes <= kMostHeaps / s.ranks &&
            // This limits the size of all pairs. The bounds above keep all other products in
            // offsets_of() far below 2^64, so no size wraps around.
            offsets_of(s).each_pair <= kMostPairs / s.ranks / s.ranks;
+}
+
+// Returns the address space of a rank's heap: as much as the machine has memory, because no array is
+// longer.
+uint64_t heap_bytes_for(uint32_t ranks) {
+    const auto memory = static_cast<uint64_t>(::sysconf(_SC_PHYS_PAGES)) * kPage;
+    return std::min(round_up(memory, kHugePage), kMostHeaps / ranks / kHugePage * kHugePage);
+}
+
+// Returns the shape that the file's first page states. It has no ranks if the shape is not
+// plausible.
+SegmentShape shape_in(int fd) {
+    void* page = ::mmap(nullptr, sizeof(GroupControl), PROT_READ, MAP_SHARED, fd, 0);
+    if (page == MAP_FAILED) throw_errno("mmap of the group's segment");
+    const auto& g = *static_cast<const GroupControl*>(page);
+    const bool made = g.magic == kMagic;
+    const SegmentShape shape{g.ranks,      g.depth,      g.buffer_bytes,
+                             g.pair_slots, g.pair_bytes, g.heap_bytes};
+    ::munmap(page, sizeof(GroupControl));
+    return made && plausible(shape) ? shape : SegmentShape{};
 }
 
 }  // namespace
@@ -101,7 +126,7 @@ SegmentShape shape_for(uint32_t ranks, uint32_t cores, uint64_t staging_bytes) {
     const uint64_t each = kUsualPairs / ranks / ranks / (1 + kStagedBlocks);
     const uint64_t ring = std::clamp(std::bit_floor(each), kLeastPairBytes, kPairBytes);
     return {ranks, depth, round_up(buffer, kPage),
-            ring < kPairBytes / 2 ? kFewPairSlots : kPairSlots, ring};
+            ring < kPairBytes / 2 ? kFewPairSlots : kPairSlots, ring, heap_bytes_for(ranks)};
 }
 
 Descriptor create_segment(const SegmentShape& shape, const std::array<uint8_t, 16>& nonce) {
@@ -111,7 +136,10 @@ Descriptor create_segment(const SegmentShape& shape, const std::array<uint8_t, 1
     return fd;
 }
 
-void lay_out_segment(int fd, const SegmentShape& shape, const std::array<uint8_t, 16>& nonce) {
+void lay_out_segment(int fd, SegmentShape shape, const std::array<uint8_t, 16>& nonce) {
+    const bool sealed = ::fcntl(fd, F_GET_SEALS) == 0;  // a memfd that can be sealed
+    // In a file system with a limit, an access to a heap could exceed the free space and fault.
+    if (!sealed) shape.heap_bytes = 0;
     if (!plausible(shape)) {
         throw Error(Fault::invalid, "a group of " + std::to_string(shape.ranks) +
                                         " ranks cannot have " + std::to_string(shape.depth) +
@@ -120,7 +148,7 @@ void lay_out_segment(int fd, const SegmentShape& shape, const std::array<uint8_t
     }
     const Offsets o = offsets_of(shape);
     const auto size = static_cast<off_t>(o.total);
-    if (::fcntl(fd, F_GET_SEALS) == 0) {  // a memfd that can be sealed
+    if (sealed) {
         if (::ftruncate(fd, size) != 0) throw_errno("ftruncate of the group's segment");
         // Seals the size. Otherwise a process could shorten the file, and accesses of the others
         // would fault.
@@ -141,6 +169,7 @@ void lay_out_segment(int fd, const SegmentShape& shape, const std::array<uint8_t
     group->buffer_bytes = shape.buffer_bytes;
     group->pair_slots = shape.pair_slots;
     group->pair_bytes = shape.pair_bytes;
+    group->heap_bytes = shape.heap_bytes;
     std::copy(nonce.begin(), nonce.end(), group->nonce);
     for (uint32_t r = 0; r < shape.ranks; ++r)
         new (bytes + o.ranks + r * sizeof(RankControl)) RankControl{};
@@ -151,24 +180,22 @@ void lay_out_segment(int fd, const SegmentShape& shape, const std::array<uint8_t
 Segment::Segment(Descriptor fd) : fd_(std::move(fd)) {
     struct stat info{};
     if (::fstat(fd_.get(), &info) != 0) throw_errno("fstat of the group's segment");
-    bytes_ = static_cast<size_t>(info.st_size);
-    if (bytes_ < sizeof(GroupControl))
-        throw Error(Fault::invalid, "the group's segment has " + std::to_string(bytes_) +
+    const auto file_bytes = static_cast<uint64_t>(info.st_size);
+    if (file_bytes < sizeof(GroupControl))
+        throw Error(Fault::invalid, "the group's segment has " + std::to_string(file_bytes) +
                                         " bytes, expected at least " +
                                         std::to_string(sizeof(GroupControl)));
+    shape_ = shape_in(fd_.get());
+    if (shape_.ranks == 0 || offsets_of(shape_).total != file_bytes)
+        throw Error(Fault::invalid, "the group's segment was not made by this version of unisono");
+    const Offsets o = offsets_of(shape_);
+    bytes_ = o.mapped;
     void* base = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd_.get(), 0);
     if (base == MAP_FAILED) throw_errno("mmap of the group's segment");
     base_ = static_cast<std::byte*>(base);
     owner_pid_ = ::getpid();
     // A forked child must not write here, so it does not inherit the mapping.
     ::madvise(base, bytes_, MADV_DONTFORK);
-    const GroupControl& g = group();
-    shape_ = {g.ranks, g.depth, g.buffer_bytes, g.pair_slots, g.pair_bytes};
-    if (g.magic != kMagic || !plausible(shape_) || offsets_of(shape_).total != bytes_) {
-        ::munmap(base, bytes_);
-        throw Error(Fault::invalid, "the group's segment was not made by this version of unisono");
-    }
-    const Offsets o = offsets_of(shape_);
     ranks_ = reinterpret_cast<RankControl*>(base_ + o.ranks);
     size_classes_ = size_classes_of(shape_);
     std::byte* place = base_ + o.staging;
@@ -176,6 +203,7 @@ Segment::Segment(Descriptor fd) : fd_(std::move(fd)) {
         place = (size_class.base = place) + size_class.bytes(shape_.ranks);
     pairs_ = base_ + o.pairs;
     each_pair_ = o.each_pair;
+    heaps_offset_ = o.heaps;
 }
 
 Segment::~Segment() {

@@ -35,6 +35,9 @@ struct SegmentShape {
     // Both are powers of two; see pair_memory.h.
     uint64_t pair_slots;  // Number of messages that may wait in one direction.
     uint64_t pair_bytes;  // Length of the byte ring in bytes.
+    // Address space of each rank's shared heap; see shared_heap.h. Pages take memory once they are
+    // used. 0: the ranks have no shared heap.
+    uint64_t heap_bytes = 0;
 };
 
 // Returns a segment shape that suits `ranks` ranks on `cores` cores. `staging_bytes` is the total
@@ -45,7 +48,7 @@ SegmentShape shape_for(uint32_t ranks, uint32_t cores, uint64_t staging_bytes);
 // behind.
 Descriptor create_segment(const SegmentShape& shape, const std::array<uint8_t, 16>& nonce);
 // Creates the segment in a memfd or an empty file that the caller has opened.
-void lay_out_segment(int fd, const SegmentShape& shape, const std::array<uint8_t, 16>& nonce);
+void lay_out_segment(int fd, SegmentShape shape, const std::array<uint8_t, 16>& nonce);
 
 // The memory that two ranks share for the messages in one direction; see pair_memory.h.
 struct PairMemory {
@@ -93,6 +96,9 @@ class Segment {
     [[nodiscard]] const SizeClass& size_class(size_t index) const noexcept {
         return size_classes_[index];
     }
+    // Returns the offset of the first shared heap in the segment's file. The segment itself does not
+    // map the heaps.
+    [[nodiscard]] uint64_t heaps_offset() const noexcept { return heaps_offset_; }
     // Returns the memory for messages from one place of the segment to another.
     [[nodiscard]] PairMemory pair(uint32_t from, uint32_t to) const noexcept;
 
@@ -107,6 +113,7 @@ class Segment {
     std::array<SizeClass, kSizeClasses> size_classes_;
     std::byte* pairs_ = nullptr;
     uint64_t each_pair_ = 0;
+    uint64_t heaps_offset_ = 0;
 };
 
 }  // namespace unisono

@@ -14,14 +14,15 @@
 
 namespace unisono {
 
-// Stores the address of shared memory in a slot, for its readers.
-inline void write_address(std::byte* slot, const std::byte* memory) noexcept {
-    std::memcpy(slot, &memory, sizeof memory);
+// Stores in a slot, for its readers, where the owner's memory is: its address, or its offset in the
+// owner's shared heap.
+inline void write_location(std::byte* slot, uint64_t location) noexcept {
+    std::memcpy(slot, &location, sizeof location);
 }
-[[nodiscard]] inline const std::byte* read_address(const std::byte* slot) noexcept {
-    const std::byte* memory;
-    std::memcpy(&memory, slot, sizeof memory);
-    return memory;
+[[nodiscard]] inline uint64_t read_location(const std::byte* slot) noexcept {
+    uint64_t location;
+    std::memcpy(&location, slot, sizeof location);
+    return location;
 }
 
 class CrossMemory {

@@ -1,6 +1,9 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, overload
 
+import numpy as np
+from numpy.typing import NDArray
+
 from unisono.communicator.work import Work
 
 Memory = Sequence[tuple[int, int]]
@@ -53,6 +56,7 @@ class Prepared:
         lead: int = 0,
         lengths_from: int = 0,
         volume: Volume = (0, 0, 0, 0),
+        heap_form: tuple[Plan, int, int, bool, bool] | None = None,
     ) -> None: ...
     @property
     def volume(self) -> Volume: ...
@@ -232,6 +236,11 @@ class Group:
     def depth(self) -> int: ...
     @property
     def buffer_bytes(self) -> int: ...
+    @property
+    def heap_bytes(self) -> int: ...
+    @property
+    def used_heap_bytes(self) -> int: ...
+    def allocate(self, bytes: int) -> NDArray[np.uint8]: ...
     @property
     def calls(self) -> int: ...
     def counters(self) -> list[tuple[int, int, int, int]]:

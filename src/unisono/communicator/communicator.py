@@ -20,6 +20,7 @@ from unisono.communicator import (
     groups,
     in_place_collectives,
     point_to_point,
+    shared_arrays,
     shrink,
     v_collective_calls,
     v_collectives,
@@ -132,6 +133,16 @@ class Communicator:
     def hosts(self) -> tuple[tuple[int, ...], ...]:
         """The ranks of each host."""
         return self._engine.call_cache.hosts
+
+    # ---- arrays that other ranks read in place
+
+    empty = shared_arrays.empty
+    empty_like = shared_arrays.empty_like
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of this rank's arrays of `empty` that are not yet freed."""
+        return self._engine.group.used_heap_bytes
 
     # ---- collectives in place
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import zlib
 from collections.abc import Callable, Sequence
@@ -22,7 +23,14 @@ _MOST_ADOPTED = 256
 UNKNOWN_COUNT = (1 << 64) - 1
 """Value of `count` for a call in which the ranks exchange their counts."""
 _UNCOUNTED = (0, 0, 0, 0)
+_WITHOUT_HEAP = (Op.BARRIER, Op.SCATTER)
+"""Operations without a form for shared heaps: some of their ranks have no array to share."""
 _BLOCK_UNIT_BYTES = 4096  # a multiple of every element size and of the cache line size
+_HEAP_BLOCK_BYTES = 512 << 10
+_LEAST_HEAP_BYTES = 16 << 10
+"""Minimum bytes of a piece that ranks read in place in shared heaps. Smaller pieces cost less in
+slots, because the owner need not wait for its readers.
+"""
 
 
 def block_bytes_for(
@@ -110,6 +118,10 @@ class LoadedPlan:
     """
     single_copy_plan: LoadedPlan | None = None
     """The plan of the same schedule with single copy."""
+    shares_input: bool = False
+    shares_output: bool = False
+    heap_plan: Callable[[], LoadedPlan | None] = lambda: None
+    """Returns the plan of the same schedule for arrays in the ranks' shared heaps, if any."""
 
     def block_for(self, longest_bytes: int) -> int:
         """Returns the block size of a call, given the bytes of the longest piece of all ranks."""
@@ -213,15 +225,30 @@ class NativeExecutor:
         else:
             _check_fit(schedule, op, ranks, root)
         plan = self._make(schedule, op, algorithm, root, block_bytes)
-        if op not in self.single_copy_rules.pieces:  # single copy serves no call of this operation
-            return plan
-        single_copy_plan = self._make(
-            schedule, op, algorithm, root, block_bytes, shares_memory=True
+        make = functools.partial(self._make_shared, schedule, op, algorithm, root, block_bytes)
+        if self._group.heap_bytes > 0 and self._hosts is None and op not in _WITHOUT_HEAP:
+            plan = replace(plan, heap_plan=functools.cache(lambda: make(_HEAP_BLOCK_BYTES)))
+        if op in self.single_copy_rules.pieces:
+            plan = replace(plan, single_copy_plan=make(self.single_copy_rules.block_bytes))
+        return plan
+
+    def _make_shared(
+        self,
+        schedule: Schedule,
+        op: Op,
+        algorithm: str,
+        root: int,
+        block_bytes: int | None,
+        usual_block_bytes: int,
+    ) -> LoadedPlan | None:
+        """Returns the plan with which ranks read each other's memory in place. Returns None if the
+        plan would be wrong where input and output of a call are the same array.
+        """
+        plan = self._make(
+            schedule, op, algorithm, root, block_bytes, shared_block_bytes=usual_block_bytes
         )
-        # The input and the output of a call may be the same array, so the plan must be right even
-        # then. An all_to_all is an exception: it copies its input in that case.
-        usable = single_copy_plan.in_place or op is Op.ALL_TO_ALL
-        return replace(plan, single_copy_plan=single_copy_plan) if usable else plan
+        # An all_to_all copies its input if input and output are the same array.
+        return plan if plan.in_place or op is Op.ALL_TO_ALL else None
 
     def _make(
         self,
@@ -231,17 +258,19 @@ class NativeExecutor:
         root: int,
         block_bytes: int | None,
         *,
-        shares_memory: bool = False,
+        shared_block_bytes: int | None = None,
     ) -> LoadedPlan:
-        ranks = self._group.ranks
+        """Makes a plan. With `shared_block_bytes`, ranks read each other's memory in place, in
+        blocks of this size if the plan has no other slots."""
+        ranks, shares_memory = self._group.ranks, shared_block_bytes is not None
         lowered = lower_rank(schedule, self.rank, shares_memory=shares_memory)
         if self._reach is not None:
             self._reach(partners(lowered.plan))
         slots = list(lowered.slots)
         pieces_in, pieces_out = piece_counts(op, ranks, self.rank, root)
         spans = self._hosts is not None
-        if lowered.plan.addresses_only and shares_memory:
-            most_bytes = block_bytes or self.single_copy_rules.block_bytes
+        if lowered.plan.addresses_only and shared_block_bytes is not None:
+            most_bytes = block_bytes or shared_block_bytes
         else:
             most_bytes = block_bytes_for(
                 slots, self._group.depth, self._group.buffer_bytes, wanted=block_bytes, spans=spans
@@ -261,6 +290,8 @@ class NativeExecutor:
             uniform=lowered.uniform,
             in_place=lowered.in_place,
             shares_memory=shares_memory,
+            shares_input=lowered.shares_input,
+            shares_output=lowered.shares_output,
         )
 
     def serving(self, plan: LoadedPlan, op: Op, longest_bytes: int) -> LoadedPlan:
@@ -286,10 +317,9 @@ class NativeExecutor:
         received.
         """
         longest_bytes = max(piece_bytes, *args.lengths, 0)
+        heap_plan = plan.heap_plan() if piece_bytes >= _LEAST_HEAP_BYTES else None
         plan = self.serving(plan, args.op, longest_bytes)
-        rest = f"{args.lengths}/{args.others}/{args.reproducible}/{plan.shares_memory}"
         block_bytes = plan.block_for(longest_bytes)
-        agreed = f"{plan.name}/{block_bytes}/{rest}".encode()
         return native.Prepared(
             plan=plan.native,
             op=_SPLIT_CODE if args.splits else OP_CODES[args.op],
@@ -297,7 +327,7 @@ class NativeExecutor:
             reduction=args.reduction,
             root=args.root,
             count=args.count,
-            extra=zlib.crc32(agreed),
+            extra=_extra(plan, block_bytes, args),
             block_bytes=block_bytes,
             piece_bytes=piece_bytes,
             longest_bytes=longest_bytes,
@@ -306,7 +336,21 @@ class NativeExecutor:
             lead=plan.lead,
             lengths_from=args.lengths_from,
             volume=volume,
+            heap_form=None if heap_plan is None else _heap_form(heap_plan, args),
         )
+
+
+def _extra(plan: LoadedPlan, block_bytes: int, args: Arguments) -> int:
+    """Returns a hash of the values that must be equal on all ranks and that `Prepared` does not
+    have.
+    """
+    rest = f"{args.lengths}/{args.others}/{args.reproducible}/{plan.shares_memory}"
+    return zlib.crc32(f"{plan.name}/{block_bytes}/{rest}".encode())
+
+
+def _heap_form(plan: LoadedPlan, args: Arguments) -> tuple[native.Plan, int, int, bool, bool]:
+    extra = ~_extra(plan, plan.block_bytes, args) & 0xFFFFFFFF  # differs from single copy
+    return plan.native, extra, plan.block_bytes, plan.shares_input, plan.shares_output
 
 
 def partners(plan: ExecutionPlan) -> set[int]:

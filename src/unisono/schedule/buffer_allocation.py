@@ -45,6 +45,10 @@ class Allocation:
     uniform: NDArray[np.bool_]
     in_place: NDArray[np.bool_]
 
+    def shares(self, space: Space) -> bool:
+        """Returns true if some rank reads memory of another rank in this space, in place."""
+        return bool((self.address[self.shared] & 0xFF == space).any())
+
 
 def allocate(flow: Dataflow, staging: Staging, *, shares_memory: bool = False) -> Allocation:
     """Allocates memory for every value.

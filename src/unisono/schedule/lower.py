@@ -19,7 +19,7 @@ from unisono.schedule.chunk_moves import name, run_starts
 from unisono.schedule.code_generation import emit
 from unisono.schedule.dataflow import trace
 from unisono.schedule.execution_plan import ExecutionPlan, Reader
-from unisono.schedule.record import Records
+from unisono.schedule.record import Records, Space
 from unisono.schedule.schedule import Schedule
 from unisono.schedule.staging import stage
 
@@ -38,6 +38,7 @@ class RankPlan:
     - `uniform`: true if some rank needs pieces of the same length.
     - `in_place`: true if the input and output of every rank may be the same memory.
     - `in_rank_order`: true if every result is reduced in rank order (see `Dataflow`).
+    - `shares_input`, `shares_output`: true if ranks read other ranks' input or output in place.
     """
 
     plan: ExecutionPlan
@@ -45,6 +46,8 @@ class RankPlan:
     uniform: bool
     in_place: bool
     in_rank_order: bool
+    shares_input: bool
+    shares_output: bool
 
 
 def lower(schedule: Schedule, *, shares_memory: bool = False) -> tuple[ExecutionPlan, ...]:
@@ -88,6 +91,8 @@ def lower_rank(schedule: Schedule, rank: int, *, shares_memory: bool = False) ->
         uniform=bool(lowering.allocation.uniform.any()),
         in_place=bool(lowering.allocation.in_place.all()),
         in_rank_order=lowering.flow.in_rank_order,
+        shares_input=lowering.allocation.shares(Space.IN),
+        shares_output=lowering.allocation.shares(Space.OUT),
     )
 
 

@@ -1,0 +1,157 @@
+#include "memory/shared_heap.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <string>
+
+#include "core/error.h"
+
+namespace unisono {
+namespace {
+
+constexpr uint64_t kPage = 4096, kHugePage = 2 << 20;
+// Free ranges of at least this length return their pages to the kernel. Shorter ranges keep them,
+// because the first use of a page costs as much as several copies of it. The limit is that of
+// glibc's malloc.
+constexpr uint64_t kLeastReturned = 32 << 20;
+
+constexpr uint64_t round_up(uint64_t value, uint64_t unit) {
+    return (value + unit - 1) / unit * unit;
+}
+
+// Returns the alignment of an array. Long arrays may then have huge pages, and two arrays never
+// share a cache line.
+constexpr uint64_t unit_for(uint64_t bytes) {
+    if (bytes >= kHugePage) return kHugePage;
+    return bytes >= kPage ? kPage : kLine;
+}
+
+}  // namespace
+
+// A forked child inherits the mapping, because it may read the arrays of its parent.
+OwnHeap::OwnHeap(int fd, uint64_t offset, uint64_t bytes)
+    : bytes_(bytes), owner_pid_(::getpid()), gaps_{{0, bytes}} {
+    void* base = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd,
+                        static_cast<off_t>(offset));
+    if (base == MAP_FAILED) throw_errno("mmap of a heap for shared arrays");
+    ::madvise(base, bytes, MADV_HUGEPAGE);
+    ::madvise(base, bytes, MADV_DONTDUMP);
+    base_ = static_cast<std::byte*>(base);
+}
+
+// Other mappings of the segment may remain, so the pages are given back one by one.
+OwnHeap::~OwnHeap() {
+    drop_pages(0, bytes_);
+    ::munmap(base_, bytes_);
+}
+
+// Takes the shortest free range that is long enough, so that long ranges stay whole.
+std::shared_ptr<std::byte> OwnHeap::allocate(uint64_t bytes) {
+    const uint64_t unit = unit_for(bytes), length = round_up(std::max<uint64_t>(bytes, 1), unit);
+    const std::lock_guard lock(mutex_);
+    auto best = gaps_.end();
+    for (auto gap = gaps_.begin(); gap != gaps_.end(); ++gap) {
+        const uint64_t lost = round_up(gap->first, unit) - gap->first;
+        const bool fits = lost < gap->second && length <= gap->second - lost;
+        if (fits && (best == gaps_.end() || gap->second < best->second)) best = gap;
+    }
+    if (best == gaps_.end()) {
+        throw Error(Fault::system, "no room for a shared array of " + std::to_string(bytes) +
+                                       " bytes: " + std::to_string(used_bytes()) + " of " +
+                                       std::to_string(bytes_) + " bytes are in use");
+    }
+    const auto [start, room] = *best;
+    const uint64_t offset = round_up(start, unit), end = offset + length;
+    // The entries are made before anything changes, since this may throw.
+    if (end < start + room) gaps_.emplace(end, start + room - end);
+    if (offset > start) {
+        gaps_[start] = offset - start;
+    } else {
+        gaps_.erase(start);
+    }
+    used_bytes_.fetch_add(length, std::memory_order_relaxed);
+    return {base_ + offset, [heap = shared_from_this(), offset, length](std::byte*) noexcept {
+                heap->free(offset, length);
+            }};
+}
+
+void OwnHeap::free(uint64_t offset, uint64_t bytes) noexcept {
+    used_bytes_.fetch_sub(bytes, std::memory_order_relaxed);
+    if (bytes >= kLeastReturned) drop_pages(offset, bytes);
+    const std::lock_guard lock(mutex_);
+    auto next = gaps_.lower_bound(offset);
+    if (next != gaps_.end() && next->first == offset + bytes) {
+        bytes += next->second;
+        next = gaps_.erase(next);
+    }
+    if (next != gaps_.begin()) {
+        const auto before = std::prev(next);
+        if (before->first + before->second == offset) {
+            before->second += bytes;
+            return;
+        }
+    }
+    try {
+        gaps_.emplace(offset, bytes);
+    } catch (const std::exception&) {  // no memory for the entry: the range stays unused
+    }
+}
+
+// A forked child must not take the pages of its parent.
+void OwnHeap::drop_pages(uint64_t offset, uint64_t bytes) noexcept {
+    if (::getpid() == owner_pid_) ::madvise(base_ + offset, bytes, MADV_REMOVE);
+}
+
+SharedHeap::~SharedHeap() {
+    // In a forked child this address range may hold other memory by now.
+    if (heaps_ == nullptr || ::getpid() != mapper_pid_) return;
+    const SegmentShape& shape = view_.segment().shape();
+    ::munmap(const_cast<std::byte*>(heaps_), shape.heap_bytes * shape.ranks);
+}
+
+std::shared_ptr<std::byte> SharedHeap::allocate(uint64_t bytes) {
+    const Segment& segment = view_.segment();
+    const uint64_t each = segment.shape().heap_bytes;
+    if (each == 0)
+        throw Error(Fault::unsupported,
+                    "this group has no shared heap, since its memory is not a memfd");
+    const std::lock_guard lock(mutex_);
+    if (!own_) {
+        const uint64_t place = view_.place(view_.rank());
+        own_ = std::make_shared<OwnHeap>(segment.fd(), segment.heaps_offset() + place * each, each);
+        own_base_.store(own_->base(), std::memory_order_release);
+    }
+    return own_->allocate(bytes);
+}
+
+uint64_t SharedHeap::used_bytes() const noexcept {
+    return own_base_.load(std::memory_order_acquire) ? own_->used_bytes() : 0;
+}
+
+const std::byte* SharedHeap::at(uint32_t rank, uint64_t offset, uint64_t bytes) {
+    const uint64_t each = view_.segment().shape().heap_bytes;
+    if (offset > each || bytes > each - offset)
+        throw Error(Fault::mismatch, "rank " + std::to_string(rank) + " shares " +
+                                         std::to_string(bytes) + " bytes at " +
+                                         std::to_string(offset) + ", outside of its heap");
+    if (heaps_ == nullptr) map_all();
+    return heaps_ + view_.place(rank) * each + offset;
+}
+
+void SharedHeap::map_all() {
+    const Segment& segment = view_.segment();
+    const uint64_t bytes = segment.shape().heap_bytes * segment.shape().ranks;
+    void* base = ::mmap(nullptr, bytes, PROT_READ, MAP_SHARED | MAP_NORESERVE, segment.fd(),
+                        static_cast<off_t>(segment.heaps_offset()));
+    if (base == MAP_FAILED) throw_errno("mmap of the heaps of all ranks");
+    ::madvise(base, bytes, MADV_DONTFORK);
+    ::madvise(base, bytes, MADV_HUGEPAGE);
+    ::madvise(base, bytes, MADV_DONTDUMP);
+    heaps_ = static_cast<const std::byte*>(base);
+    mapper_pid_ = ::getpid();
+}
+
+}  // namespace unisono

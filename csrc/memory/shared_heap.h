@@ -1,0 +1,86 @@
+// The shared heap of each rank: memory for arrays of the program, which all ranks of the host map.
+// So a rank reads a peer's array in place, without a staging buffer and without a system call.
+//
+// Only the owner allocates, frees and writes its heap. Peers read it, and only inside a call, whose
+// end the owner waits for. So a peer that is late after a failure can harm nobody. A peer finds an
+// array by its offset in the owner's heap, which the owner publishes in a slot. So the ranks need
+// not allocate in the same order.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "memory/group_memory.h"
+
+namespace unisono {
+
+// One rank's own heap. Arrays keep it alive, also after the end of the group.
+class OwnHeap : public std::enable_shared_from_this<OwnHeap> {
+  public:
+    OwnHeap(int fd, uint64_t offset, uint64_t bytes);
+    OwnHeap(const OwnHeap&) = delete;
+    OwnHeap& operator=(const OwnHeap&) = delete;
+    ~OwnHeap();
+
+    // Returns uninitialised memory, which its last owner frees. Throws Error(system).
+    [[nodiscard]] std::shared_ptr<std::byte> allocate(uint64_t bytes);
+    [[nodiscard]] std::byte* base() const noexcept { return base_; }
+    [[nodiscard]] uint64_t used_bytes() const noexcept {
+        return used_bytes_.load(std::memory_order_relaxed);
+    }
+
+  private:
+    void free(uint64_t offset, uint64_t bytes) noexcept;
+    void drop_pages(uint64_t offset, uint64_t bytes) noexcept;
+
+    std::byte* base_ = nullptr;
+    uint64_t bytes_;
+    int owner_pid_;
+    std::mutex mutex_;                    // guards `gaps_`
+    std::map<uint64_t, uint64_t> gaps_;   // offset and bytes of each free range
+    std::atomic<uint64_t> used_bytes_{0};
+};
+
+class SharedHeap {
+  public:
+    explicit SharedHeap(const View& view) : view_(view) {}
+    SharedHeap(const SharedHeap&) = delete;
+    SharedHeap& operator=(const SharedHeap&) = delete;
+    ~SharedHeap();
+
+    // Returns memory in this rank's heap. Any thread may call this. Throws Error(system), or
+    // Error(unsupported) if the group has no shared heaps.
+    [[nodiscard]] std::shared_ptr<std::byte> allocate(uint64_t bytes);
+    [[nodiscard]] uint64_t used_bytes() const noexcept;
+    // Returns true if the memory lies in this rank's heap.
+    [[nodiscard]] bool contains(const std::byte* memory, uint64_t bytes) const noexcept {
+        const std::byte* const base = own_base_.load(std::memory_order_acquire);
+        if (base == nullptr) return false;
+        const uint64_t offset = offset_of(memory), all = view_.segment().shape().heap_bytes;
+        return offset <= all && bytes <= all - offset;
+    }
+    // Returns the offset of memory in this rank's heap.
+    [[nodiscard]] uint64_t offset_of(const std::byte* memory) const noexcept {
+        const auto address = [](const std::byte* at) { return reinterpret_cast<uintptr_t>(at); };
+        return address(memory) - address(own_base_.load(std::memory_order_relaxed));
+    }
+    // Returns memory of a rank of this host. Only the thread that drives the calls may call this.
+    // Throws Error if the range is not inside the heap, or cannot be mapped.
+    [[nodiscard]] const std::byte* at(uint32_t rank, uint64_t offset, uint64_t bytes);
+
+  private:
+    void map_all();
+
+    const View& view_;
+    std::mutex mutex_;  // guards the creation of `own_`
+    std::shared_ptr<OwnHeap> own_;
+    std::atomic<std::byte*> own_base_{nullptr};
+    const std::byte* heaps_ = nullptr;  // the heaps of all ranks of this host, read-only
+    int mapper_pid_ = 0;
+};
+
+}  // namespace unisono
