@@ -98,9 +98,9 @@ const char* name_of(OpKind op) noexcept {
     return name_of(kOps, static_cast<uint32_t>(op));
 }
 
-// Returns a word with the operation, the reduction, the type, the source of the lengths, and whether
-// the arrays lie in the shared heaps. The lowest 24 bits (operation, reduction and type) must be
-// equal on all ranks; the highest byte is for texts only.
+// Returns a word with the operation, the reduction, the type, the source of the lengths, and
+// whether the arrays lie in the shared heaps. The lowest 24 bits (operation, reduction and type)
+// must be equal on all ranks; the highest byte is for texts only.
 uint32_t kind_of(const CallArgs& a) noexcept {
     // The reduction of an operation that does not reduce is ignored. Otherwise two equal calls
     // could have different words.

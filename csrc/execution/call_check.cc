@@ -52,7 +52,8 @@ void CallCheck::mismatch(uint64_t seq) {
     for (uint32_t r = 0; r < members_.ranks(); ++r) {
         const std::string done = entered(r, seq) ? outcome_text(view_.control(r), seq) : "";
         alike = alike && (done.empty() || done == outcome_text(own_, seq));
-        mixed = mixed || (!done.empty() && is_in_heaps(view_.control(r), seq) != is_in_heaps(own_, seq));
+        mixed = mixed ||
+                (!done.empty() && is_in_heaps(view_.control(r), seq) != is_in_heaps(own_, seq));
         text += (r ? ", rank " : " rank ") + std::to_string(r) + " " +
                 (done.empty() ? "has not made it yet" : done);
         if (!done.empty() && differ(own_, view_.control(r), seq))
@@ -63,7 +64,8 @@ void CallCheck::mismatch(uint64_t seq) {
                 " in the algorithm, in " + lengths_of(own_, seq) + ", or in reproducible=";
     }
     if (mixed) {
-        text += ". The ranks must pass shared arrays (of Communicator.empty) on all ranks, or on none";
+        text +=
+            ". The ranks must pass shared arrays (of Communicator.empty) on all ranks, or on none";
     }
     members_.fail(Fault::mismatch, text);
 }

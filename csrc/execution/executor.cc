@@ -81,6 +81,7 @@ void Executor::choose_form(Execution& call) const noexcept {
     };
     const HeapForm& form = *call.heap_form;
     if ((form.in && !lie_in_heap(call.in)) || (form.out && !lie_in_heap(call.out))) return;
+    if (form.plan->writes_back && !is_in_place(call)) return;
     call.plan = form.plan;
     call.hash = form.hash;
     call.block_bytes = form.block_bytes;
@@ -101,6 +102,8 @@ void Executor::prepare(Execution& call) {
                           std::to_string(members_.rank()) + " of " +
                           std::to_string(members_.ranks()));
     }
+    if (plan.writes_back && !call.args.in_heaps)
+        invalid(call, "the plan writes to the heaps of other ranks, but the arrays are elsewhere");
     if (call.block_bytes == 0)
         invalid(call, "expected blocks of at least one element, got 0 bytes");
     const size_t element = size_of(call.args.dtype);
@@ -202,6 +205,7 @@ bool Executor::advance(Execution& call, Deadline& deadline, const Interrupted& i
 
 void Executor::abandon(const Execution& call, const char* why) noexcept {
     if (call.seq == 0) return;
+    if (call.args.in_heaps && call.plan->writes_back) heap_.detach();
     members_.record_made(Fault::aborted, [&] {
         return "rank " + std::to_string(members_.rank()) + " gave up call #" +
                std::to_string(call.seq) + ": " + why;

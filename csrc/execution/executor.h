@@ -102,7 +102,7 @@ struct HeapForm {
     std::shared_ptr<const Plan> plan;
     uint64_t hash;
     uint64_t block_bytes;
-    bool in, out;  // Peers read the input, the output.
+    bool in, out;  // Peers access the input, the output.
 };
 
 // One call in flight: a plan, its arguments, and its state. The call can be interrupted and
@@ -212,8 +212,9 @@ class Executor {
     void copy(const Execution& call, const Record& record);
     void reduce(const Execution& call, const Record* record);
     void reduce_some(const Execution& call, const Record* record, uint64_t at, uint64_t bytes);
-    [[nodiscard]] const std::byte* in_heap(const Execution& call, const Ref& ref, uint64_t at,
-                                           uint64_t bytes);
+    [[nodiscard]] std::byte* in_heap(const Execution& call, const Ref& ref, uint64_t at,
+                                     uint64_t bytes);
+    void write_back(const Execution& call, const Record* record, uint64_t at, uint64_t bytes);
     [[nodiscard]] const std::byte* slot_of(const Execution& call, const Ref& ref) const noexcept;
     void share(const Execution& call, const Ref& slot, const Ref& memory) const noexcept;
     [[nodiscard]] std::byte* resolve(const Execution& call, const Ref& ref) const noexcept;

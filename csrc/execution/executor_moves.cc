@@ -12,6 +12,8 @@ namespace {
 constexpr uint64_t kFetchedBytes = 256 << 10;
 // Minimum bytes of each operand, because each read is a system call.
 constexpr uint64_t kLeastFetchedBytes = 16 << 10;
+// Bytes reduced before they are written back: they are then still in the core's first cache.
+constexpr uint64_t kWrittenBackBytes = 16 << 10;
 
 }  // namespace
 
@@ -39,8 +41,7 @@ const std::byte* Executor::slot_of(const Execution& call, const Ref& ref) const 
 }
 
 // Returns this rank's view of an array in a peer's heap, `at` bytes after the start of the block.
-const std::byte* Executor::in_heap(const Execution& call, const Ref& ref, uint64_t at,
-                                   uint64_t bytes) {
+std::byte* Executor::in_heap(const Execution& call, const Ref& ref, uint64_t at, uint64_t bytes) {
     return heap_.at(ref.rank, read_location(slot_of(call, ref)) + at, bytes);
 }
 
@@ -82,13 +83,14 @@ void Executor::share(const Execution& call, const Ref& slot, const Ref& memory) 
 // Operands that the kernel copies from other processes are read in portions that fit in the cache.
 void Executor::reduce(const Execution& call, const Record* r) {
     const uint64_t bytes = length_of(call, r->length), element = size_of(call.args.dtype);
-    const auto foreign =
-        static_cast<uint64_t>(std::count_if(r + 1, r + 1 + r->sources, [](const Record& arg) {
-            return arg.src.space == Space::shared;
-        })) * (call.args.in_heaps ? 0 : 1);
-    const uint64_t most =
-        foreign == 0 ? bytes
-                     : std::max(kFetchedBytes / foreign, kLeastFetchedBytes) / element * element;
+    const auto foreign = static_cast<uint64_t>(std::count_if(
+                             r + 1, r + 1 + r->sources,
+                             [](const Record& arg) { return arg.src.space == Space::shared; })) *
+                         (call.args.in_heaps ? 0 : 1);
+    uint64_t most = bytes;
+    if (r->flags & kWritesBack) most = kWrittenBackBytes;
+    if (foreign > 0)
+        most = std::max(kFetchedBytes / foreign, kLeastFetchedBytes) / element * element;
     if (fetched_.size() < foreign * most) fetched_.resize(foreign * most);
     for (uint64_t at = 0; at < bytes; at += most)
         reduce_some(call, r, at, std::min(most, bytes - at));
@@ -119,6 +121,16 @@ void Executor::reduce_some(const Execution& call, const Record* r, uint64_t at, 
                     bytes / size_of(call.args.dtype), average ? members_.ranks() : 0,
                     store_for(call, r->dst),
                     second ? store_for(call, r->dst2) : kernels::Store::cached);
+    if (r->flags & kWritesBack) write_back(call, r, at, bytes);
+}
+
+// Writes the result to the operands in other ranks' heaps.
+void Executor::write_back(const Execution& call, const Record* r, uint64_t at, uint64_t bytes) {
+    const std::byte* const result = resolve(call, r->dst) + at;
+    for (size_t k = 1; k <= r->sources; ++k) {
+        if (r[k].src.space == Space::shared)
+            kernels::copy(in_heap(call, r[k].src, at, bytes), result, bytes);
+    }
 }
 
 }  // namespace unisono

@@ -77,6 +77,7 @@ void Plan::note_slots() {
         if (r.action == Action::wait || r.action == Action::post || r.action == Action::arg)
             continue;
         shares_memory |= r.action == Action::share || r.flags & kShares;
+        writes_back |= (r.flags & kWritesBack) != 0;
         written(r.dst, r.length);
         if (r.flags & (kHasSecond | kShares)) written(r.dst2, r.length);
     }

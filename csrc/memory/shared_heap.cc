@@ -1,5 +1,6 @@
 #include "memory/shared_heap.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -17,6 +18,7 @@ constexpr uint64_t kPage = 4096, kHugePage = 2 << 20;
 // because the first use of a page costs as much as several copies of it. The limit is that of
 // glibc's malloc.
 constexpr uint64_t kLeastReturned = 32 << 20;
+constexpr uint64_t kDetachedAtOnce = 64 << 20;
 
 constexpr uint64_t round_up(uint64_t value, uint64_t unit) {
     return (value + unit - 1) / unit * unit;
@@ -33,7 +35,7 @@ constexpr uint64_t unit_for(uint64_t bytes) {
 
 // A forked child inherits the mapping, because it may read the arrays of its parent.
 OwnHeap::OwnHeap(int fd, uint64_t offset, uint64_t bytes)
-    : bytes_(bytes), owner_pid_(::getpid()), gaps_{{0, bytes}} {
+    : fd_(fd), offset_(offset), bytes_(bytes), owner_pid_(::getpid()), gaps_{{0, bytes}} {
     void* base = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd,
                         static_cast<off_t>(offset));
     if (base == MAP_FAILED) throw_errno("mmap of a heap for shared arrays");
@@ -105,11 +107,38 @@ void OwnHeap::drop_pages(uint64_t offset, uint64_t bytes) noexcept {
     if (::getpid() == owner_pid_) ::madvise(base_ + offset, bytes, MADV_REMOVE);
 }
 
+void OwnHeap::detach() noexcept {
+    if (::getpid() != owner_pid_) return;
+    const std::lock_guard lock(mutex_);
+    uint64_t end = 0;  // of the latest gap
+    for (const auto& [offset, bytes] : gaps_) {
+        for (uint64_t at = end; at < offset; at += kDetachedAtOnce)
+            make_private(at, std::min(kDetachedAtOnce, offset - at));
+        end = offset + bytes;
+    }
+}
+
+// A private mapping of the same file still shows the file's pages. The first write to each page
+// makes a private copy, in one step, so no write of another thread of this process is lost. After
+// that, the file's pages are given back.
+void OwnHeap::make_private(uint64_t offset, uint64_t bytes) noexcept {
+    const uint64_t first = offset / kPage * kPage, length = round_up(offset + bytes, kPage) - first;
+    void* const place = base_ + first;
+    const auto in_file = static_cast<off_t>(offset_ + first);
+    if (::mmap(place, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, fd_,
+               in_file) == MAP_FAILED)
+        return;
+    for (uint64_t at = 0; at < length; at += kPage)
+        reinterpret_cast<std::atomic<uint8_t>*>(base_ + first + at)->fetch_or(0);
+    ::fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, in_file,
+                static_cast<off_t>(length));
+}
+
 SharedHeap::~SharedHeap() {
     // In a forked child this address range may hold other memory by now.
     if (heaps_ == nullptr || ::getpid() != mapper_pid_) return;
     const SegmentShape& shape = view_.segment().shape();
-    ::munmap(const_cast<std::byte*>(heaps_), shape.heap_bytes * shape.ranks);
+    ::munmap(heaps_, shape.heap_bytes * shape.ranks);
 }
 
 std::shared_ptr<std::byte> SharedHeap::allocate(uint64_t bytes) {
@@ -119,19 +148,28 @@ std::shared_ptr<std::byte> SharedHeap::allocate(uint64_t bytes) {
         throw Error(Fault::unsupported,
                     "this group has no shared heap, since its memory is not a memfd");
     const std::lock_guard lock(mutex_);
+    if (detached_)
+        throw Error(Fault::aborted, "this group has failed, so it makes no more shared arrays");
     if (!own_) {
         const uint64_t place = view_.place(view_.rank());
         own_ = std::make_shared<OwnHeap>(segment.fd(), segment.heaps_offset() + place * each, each);
         own_base_.store(own_->base(), std::memory_order_release);
+        made_.store(true, std::memory_order_release);
     }
     return own_->allocate(bytes);
 }
 
 uint64_t SharedHeap::used_bytes() const noexcept {
-    return own_base_.load(std::memory_order_acquire) ? own_->used_bytes() : 0;
+    return made_.load(std::memory_order_acquire) ? own_->used_bytes() : 0;
 }
 
-const std::byte* SharedHeap::at(uint32_t rank, uint64_t offset, uint64_t bytes) {
+void SharedHeap::detach() noexcept {
+    const std::lock_guard lock(mutex_);
+    if (own_base_.exchange(nullptr) != nullptr) own_->detach();
+    detached_ = true;
+}
+
+std::byte* SharedHeap::at(uint32_t rank, uint64_t offset, uint64_t bytes) {
     const uint64_t each = view_.segment().shape().heap_bytes;
     if (offset > each || bytes > each - offset)
         throw Error(Fault::mismatch, "rank " + std::to_string(rank) + " shares " +
@@ -144,13 +182,13 @@ const std::byte* SharedHeap::at(uint32_t rank, uint64_t offset, uint64_t bytes) 
 void SharedHeap::map_all() {
     const Segment& segment = view_.segment();
     const uint64_t bytes = segment.shape().heap_bytes * segment.shape().ranks;
-    void* base = ::mmap(nullptr, bytes, PROT_READ, MAP_SHARED | MAP_NORESERVE, segment.fd(),
-                        static_cast<off_t>(segment.heaps_offset()));
+    void* base = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE,
+                        segment.fd(), static_cast<off_t>(segment.heaps_offset()));
     if (base == MAP_FAILED) throw_errno("mmap of the heaps of all ranks");
     ::madvise(base, bytes, MADV_DONTFORK);
     ::madvise(base, bytes, MADV_HUGEPAGE);
     ::madvise(base, bytes, MADV_DONTDUMP);
-    heaps_ = static_cast<const std::byte*>(base);
+    heaps_ = static_cast<std::byte*>(base);
     mapper_pid_ = ::getpid();
 }
 

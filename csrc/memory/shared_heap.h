@@ -1,10 +1,12 @@
 // The shared heap of each rank: memory for arrays of the program, which all ranks of the host map.
 // So a rank reads a peer's array in place, without a staging buffer and without a system call.
 //
-// Only the owner allocates, frees and writes its heap. Peers read it, and only inside a call, whose
-// end the owner waits for. So a peer that is late after a failure can harm nobody. A peer finds an
-// array by its offset in the owner's heap, which the owner publishes in a slot. So the ranks need
-// not allocate in the same order.
+// Only the owner allocates and frees its heap. Peers read and write it inside a call, whose end the
+// owner waits for. If the call fails, a peer may still be writing, so the owner detaches its heap:
+// its arrays keep their addresses and contents, but no peer can change them any more.
+//
+// A peer finds an array by its offset in the owner's heap, which the owner publishes in a slot. So
+// the ranks need not allocate in the same order.
 #pragma once
 
 #include <atomic>
@@ -28,6 +30,8 @@ class OwnHeap : public std::enable_shared_from_this<OwnHeap> {
 
     // Returns uninitialised memory, which its last owner frees. Throws Error(system).
     [[nodiscard]] std::shared_ptr<std::byte> allocate(uint64_t bytes);
+    // Replaces the memory of all arrays by private memory with the same contents.
+    void detach() noexcept;
     [[nodiscard]] std::byte* base() const noexcept { return base_; }
     [[nodiscard]] uint64_t used_bytes() const noexcept {
         return used_bytes_.load(std::memory_order_relaxed);
@@ -36,12 +40,14 @@ class OwnHeap : public std::enable_shared_from_this<OwnHeap> {
   private:
     void free(uint64_t offset, uint64_t bytes) noexcept;
     void drop_pages(uint64_t offset, uint64_t bytes) noexcept;
+    void make_private(uint64_t offset, uint64_t bytes) noexcept;
 
     std::byte* base_ = nullptr;
-    uint64_t bytes_;
+    int fd_;  // of the segment, while the heap is attached
+    uint64_t offset_, bytes_;
     int owner_pid_;
-    std::mutex mutex_;                    // guards `gaps_`
-    std::map<uint64_t, uint64_t> gaps_;   // offset and bytes of each free range
+    std::mutex mutex_;                   // guards `gaps_`
+    std::map<uint64_t, uint64_t> gaps_;  // offset and bytes of each free range
     std::atomic<uint64_t> used_bytes_{0};
 };
 
@@ -68,18 +74,22 @@ class SharedHeap {
         const auto address = [](const std::byte* at) { return reinterpret_cast<uintptr_t>(at); };
         return address(memory) - address(own_base_.load(std::memory_order_relaxed));
     }
+    // Detaches this rank's heap after a call that failed. New arrays are then refused.
+    void detach() noexcept;
     // Returns memory of a rank of this host. Only the thread that drives the calls may call this.
     // Throws Error if the range is not inside the heap, or cannot be mapped.
-    [[nodiscard]] const std::byte* at(uint32_t rank, uint64_t offset, uint64_t bytes);
+    [[nodiscard]] std::byte* at(uint32_t rank, uint64_t offset, uint64_t bytes);
 
   private:
     void map_all();
 
     const View& view_;
-    std::mutex mutex_;  // guards the creation of `own_`
+    std::mutex mutex_;  // guards `detached_` and the creation of `own_`
     std::shared_ptr<OwnHeap> own_;
-    std::atomic<std::byte*> own_base_{nullptr};
-    const std::byte* heaps_ = nullptr;  // the heaps of all ranks of this host, read-only
+    std::atomic<bool> made_{false};              // `own_` exists
+    std::atomic<std::byte*> own_base_{nullptr};  // while `own_` exists and is attached
+    bool detached_ = false;
+    std::byte* heaps_ = nullptr;  // the heaps of all ranks of this host
     int mapper_pid_ = 0;
 };
 

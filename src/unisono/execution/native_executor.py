@@ -227,7 +227,10 @@ class NativeExecutor:
         plan = self._make(schedule, op, algorithm, root, block_bytes)
         make = functools.partial(self._make_shared, schedule, op, algorithm, root, block_bytes)
         if self._group.heap_bytes > 0 and self._hosts is None and op not in _WITHOUT_HEAP:
-            plan = replace(plan, heap_plan=functools.cache(lambda: make(_HEAP_BLOCK_BYTES)))
+            plan = replace(
+                plan,
+                heap_plan=functools.cache(lambda: make(_HEAP_BLOCK_BYTES, may_write_back=True)),
+            )
         if op in self.single_copy_rules.pieces:
             plan = replace(plan, single_copy_plan=make(self.single_copy_rules.block_bytes))
         return plan
@@ -240,12 +243,20 @@ class NativeExecutor:
         root: int,
         block_bytes: int | None,
         usual_block_bytes: int,
+        *,
+        may_write_back: bool = False,
     ) -> LoadedPlan | None:
         """Returns the plan with which ranks read each other's memory in place. Returns None if the
         plan would be wrong where input and output of a call are the same array.
         """
         plan = self._make(
-            schedule, op, algorithm, root, block_bytes, shared_block_bytes=usual_block_bytes
+            schedule,
+            op,
+            algorithm,
+            root,
+            block_bytes,
+            shared_block_bytes=usual_block_bytes,
+            may_write_back=may_write_back,
         )
         # An all_to_all copies its input if input and output are the same array.
         return plan if plan.in_place or op is Op.ALL_TO_ALL else None
@@ -259,11 +270,14 @@ class NativeExecutor:
         block_bytes: int | None,
         *,
         shared_block_bytes: int | None = None,
+        may_write_back: bool = False,
     ) -> LoadedPlan:
         """Makes a plan. With `shared_block_bytes`, ranks read each other's memory in place, in
         blocks of this size if the plan has no other slots."""
         ranks, shares_memory = self._group.ranks, shared_block_bytes is not None
-        lowered = lower_rank(schedule, self.rank, shares_memory=shares_memory)
+        lowered = lower_rank(
+            schedule, self.rank, shares_memory=shares_memory, may_write_back=may_write_back
+        )
         if self._reach is not None:
             self._reach(partners(lowered.plan))
         slots = list(lowered.slots)

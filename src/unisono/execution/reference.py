@@ -195,7 +195,12 @@ class _Machine:
             length = self._length(rank, record)
             sources = [self._at(rank, arg.src, length) for arg in args]
             divisor = plan.ranks if record.flags & Flag.FINAL else 1
-            self._store(rank, record, fold(sources, self.dtype, self.reduce_op, divisor))
+            result = fold(sources, self.dtype, self.reduce_op, divisor)
+            self._store(rank, record, result)
+            if record.flags & Flag.WRITES_BACK:
+                for arg in args:
+                    if arg.src.space is Space.SHARED:
+                        self._at(rank, arg.src, length)[:] = result
             rank.pc += record.nsrc
         rank.pc += 1
         if rank.pc == len(rank.records):

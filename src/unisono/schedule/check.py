@@ -21,7 +21,7 @@ At the end of the call, each rank waits for the last post of its readers.
 
 The premises of (1) are the conditions that `check` states. `check` also tests whether `lower` keeps
 the other premises. For up to `REPLAYED_CHUNKS` moved chunks, `check_plans` replays the plans with
-and without single copy, with slots for one block, over three blocks. Above this limit, `check`
+and without single copy, and with write-back, with slots for one block, over three blocks. Above this limit, `check`
 trusts `lower`.
 """
 
@@ -75,3 +75,6 @@ def check(schedule: Schedule) -> None:
         plans = lower(schedule, shares_memory=True)
         in_place = all(plan.in_place for plan in plans)
         check_plans(schedule.collective, plans, depth=1, blocks=3, in_place=in_place)
+        if in_place:
+            plans = lower(schedule, shares_memory=True, may_write_back=True)
+            check_plans(schedule.collective, plans, depth=1, blocks=3, in_place=True)

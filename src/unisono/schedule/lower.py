@@ -22,6 +22,7 @@ from unisono.schedule.execution_plan import ExecutionPlan, Reader
 from unisono.schedule.record import Records, Space
 from unisono.schedule.schedule import Schedule
 from unisono.schedule.staging import stage
+from unisono.schedule.write_back import write_back, writes_back
 
 _MOST = 1 << 16
 """Largest number of slots, private places or operands, because records store these numbers in 16
@@ -39,6 +40,7 @@ class RankPlan:
     - `in_place`: true if the input and output of every rank may be the same memory.
     - `in_rank_order`: true if every result is reduced in rank order (see `Dataflow`).
     - `shares_input`, `shares_output`: true if ranks read other ranks' input or output in place.
+    - `writes_back`: true if ranks write results to other ranks' memory (see `write_back.py`).
     """
 
     plan: ExecutionPlan
@@ -48,13 +50,18 @@ class RankPlan:
     in_rank_order: bool
     shares_input: bool
     shares_output: bool
+    writes_back: bool
 
 
-def lower(schedule: Schedule, *, shares_memory: bool = False) -> tuple[ExecutionPlan, ...]:
+def lower(
+    schedule: Schedule, *, shares_memory: bool = False, may_write_back: bool = False
+) -> tuple[ExecutionPlan, ...]:
     """Returns one plan for each rank.
 
     With `shares_memory`, ranks read inputs and results of other ranks in place
-    (`buffer_allocation.py`), instead of through staging slots.
+    (`buffer_allocation.py`), instead of through staging slots. With `may_write_back` as well, ranks
+    also write results in place if the schedule permits it (`write_back.py`). Such plans are for
+    in-place calls only.
 
     Raises `ScheduleError` for a wrong schedule, and `UnsupportedError` if a rank needs more slots
     than records can name.
@@ -66,12 +73,15 @@ def lower(schedule: Schedule, *, shares_memory: bool = False) -> tuple[Execution
     >>> [[r.code.name for r in plan.records] for plan in lower(b.build())]
     [['COPY', 'POST', 'COPY', 'POST'], ['WAIT', 'COPY', 'POST']]
     """
-    return _Lowering(schedule, shares_memory).plans(0, schedule.collective.ranks)
+    lowering = _Lowering(schedule, shares_memory, may_write_back)
+    return lowering.plans(0, schedule.collective.ranks)
 
 
-def lower_rank(schedule: Schedule, rank: int, *, shares_memory: bool = False) -> RankPlan:
-    """Returns the same plan as `lower(schedule, shares_memory=shares_memory)[rank]`. This function
-    is faster than `lower`, because it generates the records of one rank only.
+def lower_rank(
+    schedule: Schedule, rank: int, *, shares_memory: bool = False, may_write_back: bool = False
+) -> RankPlan:
+    """Returns the plan that `lower` returns for this rank. This function is faster than `lower`,
+    because it generates the records of one rank only.
 
     Raises the same errors as `lower`.
 
@@ -83,7 +93,7 @@ def lower_rank(schedule: Schedule, rank: int, *, shares_memory: bool = False) ->
     >>> [r.code.name for r in mine.plan.records], mine.slots
     (['WAIT', 'COPY', 'POST'], (1, 0))
     """
-    lowering = _Lowering(schedule, shares_memory)
+    lowering = _Lowering(schedule, shares_memory, may_write_back)
     (plan,) = lowering.plans(rank, rank + 1)
     return RankPlan(
         plan=plan,
@@ -93,6 +103,7 @@ def lower_rank(schedule: Schedule, rank: int, *, shares_memory: bool = False) ->
         in_rank_order=lowering.flow.in_rank_order,
         shares_input=lowering.allocation.shares(Space.IN),
         shares_output=lowering.allocation.shares(Space.OUT),
+        writes_back=lowering.writes_back,
     )
 
 
@@ -101,11 +112,12 @@ class _Lowering:
     ranks.
     """
 
-    def __init__(self, schedule: Schedule, shares_memory: bool) -> None:
+    def __init__(self, schedule: Schedule, shares_memory: bool, may_write_back: bool) -> None:
         self.collective = schedule.collective
         self.flow = trace(schedule)
         self.staging = stage(self.flow)
         self.allocation = allocate(self.flow, self.staging, shares_memory=shares_memory)
+        self.writes_back = shares_memory and may_write_back and writes_back(self.flow, self.staging)
         self.stages = 1 + int(self.staging.posts.max())
         most = int(max(self.staging.num_slots.max(), self.allocation.num_tmp.max()))
         if most > _MOST or (np.diff(self.flow.first) >= _MOST).any():
@@ -125,7 +137,11 @@ class _Lowering:
             ExecutionPlan(
                 rank=rank,
                 ranks=self.collective.ranks,
-                records=Records(table[edges[i] : edges[i + 1]]),
+                records=Records(
+                    write_back(table[edges[i] : edges[i + 1]])
+                    if self.writes_back
+                    else table[edges[i] : edges[i + 1]]
+                ),
                 num_slots=int(self.staging.num_slots[rank]),
                 num_tmp=int(self.allocation.num_tmp[rank]),
                 parts=self.collective.parts,
@@ -144,6 +160,8 @@ class _Lowering:
         """Returns the readers of the slots of each rank from `start` to `stop` - 1."""
         flow, staging = self.flow, self.staging
         remote = np.flatnonzero(staging.remote)
+        if self.writes_back:  # then nobody reads results
+            remote = remote[flow.operands[remote] < flow.inputs]
         owner = flow.rank[flow.operands[remote]]
         remote = remote[(owner >= start) & (owner < stop)]
         value = flow.operands[remote]

@@ -61,6 +61,7 @@ class Flag(IntFlag):
     HAS_DST2 = 1
     FINAL = 2
     SHARES = 4
+    WRITES_BACK = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +112,8 @@ class Record:
     - WAIT: waits until the peer's progress reaches block base + `value`.
     - POST: sets the rank's own progress to block base + `value`.
 
-    The flag SHARES means that `dst2` is a slot for the address of `dst`. `length` refers to a part
+    The flag SHARES means that `dst2` is a slot for the address of `dst`. The flag WRITES_BACK means
+    that the result of a REDUCE is also written to the memory of every SHARED operand. `length` refers to a part
     of a piece. The size of this part is the number of bytes to move. `round` is the schedule's
     round, counted without gaps. For a WAIT, `posted` is the round of the peer's post.
     """

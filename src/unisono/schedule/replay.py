@@ -30,7 +30,9 @@ Row = tuple[int, ...]
 _COPY, _ARG, _WAIT, _POST = (int(c) for c in (Code.COPY, Code.ARG, Code.WAIT, Code.POST))
 _SHARE = int(Code.SHARE)
 _IN, _OUT, _SLOT, _SHARED = (int(s) for s in (Space.IN, Space.OUT, Space.SLOT, Space.SHARED))
-_HAS_DST2, _FINAL, _SHARES = (int(f) for f in (Flag.HAS_DST2, Flag.FINAL, Flag.SHARES))
+_HAS_DST2, _FINAL, _SHARES, _WRITES_BACK = (
+    int(f) for f in (Flag.HAS_DST2, Flag.FINAL, Flag.SHARES, Flag.WRITES_BACK)
+)
 _SPACE = 0xFF
 
 
@@ -63,6 +65,8 @@ class _ReplayedRank:
     """Content of the memory to which each reference points, in each block."""
     shared_slots: dict[int, dict[int, _Slot]] = field(default_factory=dict)
     """Slots that hold the address of memory, by block and by the reference to this memory."""
+    foreign_writes: dict[int, dict[int, tuple[int, int]]] = field(default_factory=dict)
+    """Writes of other ranks to this rank's memory, by block and reference: writer and its clock."""
     posted: list[int] = field(default_factory=list)
     post_clocks: list[tuple[int, ...]] = field(default_factory=list)
 
@@ -155,6 +159,7 @@ class _Replay:
                 return False
             rank.memory[rank.block] = dict(rank.inputs)
             rank.shared_slots[rank.block] = {}
+            rank.foreign_writes[rank.block] = {}
             rank.entered = True
         row = rank.rows[rank.pc]
         rank.block = rank.step - self.lead + self.leads[row[5]]
@@ -225,6 +230,29 @@ class _Replay:
             self._store(rank, dst2, content)
         if flags & _SHARES:
             self._share(rank, dst2, dst)
+        if flags & _WRITES_BACK:
+            for arg in args:
+                if arg[9] & _SPACE == _SHARED:
+                    self._write_back(rank, arg[9], content)
+
+    def _write_back(self, rank: _ReplayedRank, ref: int, content: Content) -> None:
+        """Writes to another rank's input, which is also its output. No third rank may read it."""
+        owner, slot = (
+            self.ranks[_owner(ref)],
+            self.slots[ref ^ _SHARED ^ _SLOT, rank.block % self.depth],
+        )
+        shared = [what for what, s in owner.shared_slots.get(rank.block, {}).items() if s is slot]
+        outputs = [out for out, given in owner.aliased_inputs.items() if [given] == shared]
+        readers = {r.rank for r in owner.plan.readers if r.slot == slot.index}
+        if len(outputs) != 1 or readers != {rank.plan.rank}:
+            raise ScheduleError(
+                f"{self._where(rank)}: {_text(ref)} is not the output of an in-place call that "
+                "only this rank reads"
+            )
+        owner.memory[rank.block][outputs[0]] = content
+        owner.memory[rank.block].pop(shared[0])
+        write = rank.plan.rank, rank.clock[rank.plan.rank]
+        owner.foreign_writes[rank.block][outputs[0]] = write
 
     def _share(self, rank: _ReplayedRank, slot: int, what: int) -> None:
         if slot & _SPACE != _SLOT or what & _SPACE not in (_IN, _OUT):
@@ -249,6 +277,7 @@ class _Replay:
         if space not in (_SLOT, _SHARED):
             if ref not in rank.memory[rank.block]:
                 raise ScheduleError(f"{self._where(rank)}: {_text(ref)} is empty")
+            self._require_seen(rank, rank.block, ref)
             return rank.memory[rank.block][ref]
         slot = self.slots.get((ref ^ space ^ _SLOT, rank.block % self.depth))
         if slot is None or slot.block != rank.block or slot.written > rank.clock[_owner(ref)]:
@@ -296,6 +325,15 @@ class _Replay:
             holds_address=holds_address,
         )
 
+    def _require_seen(self, rank: _ReplayedRank, block: int, ref: int) -> None:
+        """Raises `ScheduleError` unless the rank has waited for another rank's write to `ref`."""
+        writer, clock = rank.foreign_writes[block].get(ref, (rank.plan.rank, 0))
+        if rank.clock[writer] < clock:
+            raise ScheduleError(
+                f"rank {rank.plan.rank}, block {block}: {_text(ref)} may be read before rank "
+                f"{writer} writes it"
+            )
+
     def _require_unread(self, rank: _ReplayedRank, ref: int, content: Content) -> None:
         """Raises `ScheduleError` if another rank may still read the overwritten memory in place."""
         shared_slots = rank.shared_slots[rank.block]
@@ -321,6 +359,9 @@ class _Replay:
                 raise ScheduleError(
                     f"rank {rank.plan.rank}, chunk {want[0]}, block {ended}: the output is wrong"
                 )
+            if ended >= 0:
+                self._require_seen(rank, ended, out)
+        rank.foreign_writes.pop(ended, None)
         rank.step, rank.pc, rank.entered = rank.step + 1, 0, False
 
     def _inputs(self, rank: int) -> dict[int, Content]:
