@@ -228,7 +228,7 @@ class Executor {
     // Returns true if the blocks are so large that the choice between cached and streaming stores
     // matters.
     [[nodiscard]] bool is_large(const Execution& call) const noexcept {
-        return call.staging == &staging_rings_.back();
+        return call.staging == &staging_rings_.back() || call.args.in_heaps;
     }
     [[nodiscard]] StagingRing* staging_for(const Execution& call, uint64_t bytes);
     [[nodiscard]] Fence fence() const noexcept { return view_.fence(); }

@@ -157,7 +157,9 @@ class Engine:
         self.rank = rank
         self.size = size
         single_copy_rules = single_copy_for(size, cores=table.cores, wanted=single_copy)
-        executor = NativeExecutor(group, rank, settings.stores, hosts, reach, single_copy_rules)
+        executor = NativeExecutor(
+            group, rank, settings.stores, hosts, reach, single_copy_rules, cores=table.cores
+        )
         self._new_call_cache = functools.partial(
             CallCache, executor, size, hosts=hosts, reproducible=settings.reproducible
         )

@@ -9,6 +9,7 @@ from unisono import algorithms
 from unisono.algorithms import Hosts
 from unisono.communicator.calls import AlgorithmChoice
 from unisono.errors import UnsupportedError
+from unisono.execution import Form
 from unisono.selection import SelectionTable, candidates, predict_on
 from unisono.types import Op
 
@@ -73,7 +74,7 @@ class Explanation:
             algorithm=name,
             reason=selected.rule.reason or "the rule names it",
             block_bytes=choice.plan.block_bytes,
-            single_copy=choice.plan.shares_memory,
+            single_copy=choice.plan.form is Form.SINGLE_COPY,
             rule=str(selected.rule),
             source=selected.source,
             time=time,

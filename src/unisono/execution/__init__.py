@@ -10,6 +10,7 @@ from unisono.execution.native_executor import (
     OP_CODES,
     UNKNOWN_COUNT,
     Arguments,
+    Form,
     LoadedPlan,
     NativeExecutor,
 )
@@ -20,6 +21,7 @@ __all__ = [
     "OP_CODES",
     "UNKNOWN_COUNT",
     "Arguments",
+    "Form",
     "LoadedPlan",
     "Move",
     "NativeExecutor",

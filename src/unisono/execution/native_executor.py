@@ -5,93 +5,62 @@ from __future__ import annotations
 import functools
 import hashlib
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from enum import Enum
 
 from unisono import algorithms, native
 from unisono.algorithms import Hosts
 from unisono.bootstrap import NO_SINGLE_COPY, SingleCopyRules, StagingShape
 from unisono.errors import UnsupportedError
-from unisono.schedule import Code, ExecutionPlan, Schedule, check, coarsen, lower_rank, to_json
+from unisono.execution.block_sizes import LEAST_SPANNING_BYTES, block_bytes_for, several_blocks
+from unisono.schedule import (
+    Code,
+    ExecutionPlan,
+    RankPlan,
+    Schedule,
+    check,
+    coarsen,
+    lower_rank,
+    to_json,
+)
 from unisono.types import DType, LengthsFrom, Op, ReduceOp, StorePolicy
 
 OP_CODES = {op: code for code, op in enumerate(Op)}
 _SPLIT_CODE = len(OP_CODES)
-_LEAST_BLOCK_BYTES, _MOST_BLOCK_BYTES = 32 << 10, 256 << 10
-_LEAST_SPANNING_BYTES, _MOST_SPANNING_BYTES = 64 << 10, 512 << 10
 _MOST_ADOPTED = 256
 UNKNOWN_COUNT = (1 << 64) - 1
 """Value of `count` for a call in which the ranks exchange their counts."""
 _UNCOUNTED = (0, 0, 0, 0)
 _WITHOUT_HEAP = (Op.BARRIER, Op.SCATTER)
 """Operations without a form for shared heaps: some of their ranks have no array to share."""
-_BLOCK_UNIT_BYTES = 4096  # a multiple of every element size and of the cache line size
-_HEAP_BLOCK_BYTES = 512 << 10
-_LEAST_HEAP_BYTES = 16 << 10
-"""Minimum bytes of a piece that ranks read in place in shared heaps. Smaller pieces cost less in
-slots, because the owner need not wait for its readers.
+_HEAP_BLOCK_BYTES, _FORWARDED_BLOCK_BYTES = 16 << 20, 512 << 10
+"""Bytes of a block of arrays in shared heaps: as long as possible, because nothing is staged. If
+ranks forward what they have received, blocks are so short that they are still in the cache.
 """
-
-
-def block_bytes_for(
-    slots: Sequence[int],
-    depth: int,
-    buffer_bytes: int,
-    *,
-    wanted: int | None = None,
-    spans: bool = False,
-) -> int:
-    """Returns the block size in bytes: `wanted`, or a default within bounds. By default, the
-    staging buffers of all ranks together fit in a third of the cache. With `spans` (ranks on
-    several hosts), the default is the maximum.
-
-    `slots` are the staging slots of each rank, `depth` the blocks in flight, `buffer_bytes` the
-    staging memory of a rank for one block. Raises `UnsupportedError` for a block that does not fit
-    in this memory.
-
-    >>> block_bytes_for([4, 4, 4, 4], depth=2, buffer_bytes=1 << 17) >> 10  # a slot of four
-    32
-    """
-    target = 0.3 * native.last_level_cache_bytes() / ((sum(slots) + len(slots)) * depth)
-    power = 1 << (max(int(target), 1).bit_length() - 1)
-    block = min(max(power, _LEAST_BLOCK_BYTES), _MOST_BLOCK_BYTES)
-    if spans:
-        block = _MOST_SPANNING_BYTES
-    most = buffer_bytes // max(1, *slots)
-    if most < _BLOCK_UNIT_BYTES:
-        raise UnsupportedError(
-            f"{max(slots)} slots need {max(slots) * _BLOCK_UNIT_BYTES} bytes of staging per rank "
-            f"and block, the group has {buffer_bytes}: raise UNISONO_STAGING_BYTES"
-        )
-    most = most // _BLOCK_UNIT_BYTES * _BLOCK_UNIT_BYTES
-    if wanted is None:
-        return min(block, most)
-    if wanted % _BLOCK_UNIT_BYTES or not 0 < wanted <= most:
-        raise UnsupportedError(
-            f"block_bytes: expected a multiple of {_BLOCK_UNIT_BYTES} up to {most} (what "
-            f"UNISONO_STAGING_BYTES leaves for one of {max(slots)} slots), got {wanted}"
-        )
-    return wanted
-
-
-def several_blocks(part_bytes: int, lead: int, least_bytes: int, most_bytes: int) -> int:
-    """Returns the block size that gives a part of a piece enough blocks for the first rounds to run
-    ahead of the last rounds. The bounds `least_bytes` and `most_bytes` take precedence.
-
-    >>> several_blocks(1 << 20, 2, 64 << 10, 512 << 10) >> 10
-    172
-    """
-    several = -(-part_bytes // (2 * lead + 2) // _BLOCK_UNIT_BYTES) * _BLOCK_UNIT_BYTES
-    return min(max(several, least_bytes), most_bytes)
+_LEAST_HEAP_BYTES, _LEAST_CROWDED_HEAP_BYTES = 4 << 10, 32 << 10
+"""Minimum bytes of a piece that ranks access in shared heaps, with a core for each rank and with
+fewer cores. Smaller pieces cost less in slots, because the owner need not wait for its readers.
+"""
 
 
 def spanning_block_bytes(schedule: Schedule, longest_bytes: int, shape: StagingShape) -> int:
     """Returns the block size of a call on several hosts, given the bytes of its longest piece."""
     lowered = lower_rank(schedule, 0)
     most = block_bytes_for(lowered.slots, shape.depth, shape.buffer_bytes, spans=True)
-    least = min(_LEAST_SPANNING_BYTES, most)
+    least = min(LEAST_SPANNING_BYTES, most)
     part_bytes = longest_bytes // lowered.plan.parts
     return several_blocks(part_bytes, shape.depth - 2, least, most)
+
+
+class Form(Enum):
+    """Where ranks read the data of other ranks: in slots (STAGED), in their memory by a system call
+    (SINGLE_COPY), or in their shared heaps (HEAP).
+    """
+
+    STAGED = "staged"
+    SINGLE_COPY = "single copy"
+    HEAP = "heap"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +76,7 @@ class LoadedPlan:
     in_rank_order: bool
     uniform: bool
     in_place: bool
-    shares_memory: bool = False
+    form: Form = Form.STAGED
     parts: int = 1
     lead: int = 0
     """Number of blocks by which the first round of the schedule runs ahead of the last round."""
@@ -165,16 +134,21 @@ class NativeExecutor:
         hosts: Hosts | None = None,
         reach: Callable[[set[int]], None] | None = None,
         single_copy_rules: SingleCopyRules = NO_SINGLE_COPY,
+        *,
+        cores: int = 1,
     ) -> None:
         """`hosts` are the ranks of each host (None: a single host). If there are several hosts,
         `reach` is called when a plan is made, with the ranks that exchange data with this rank.
-        `single_copy_rules` determine which calls use single copy."""
+        `single_copy_rules` determine which calls use single copy. `cores` is the number of cores of
+        rank 0."""
         self._group = group
         self._hosts = hosts
         self._reach = reach
         self.rank = rank
         self._stores = stores
         self.single_copy_rules = single_copy_rules
+        crowded = group.ranks > cores
+        self._least_heap_bytes = _LEAST_CROWDED_HEAP_BYTES if crowded else _LEAST_HEAP_BYTES
         self._plans: dict[tuple[Op, str, int, int | None], LoadedPlan] = {}
         # Known schedules by `id()`, because hashing a large schedule takes longer than a small
         # call. Equal schedules share a name, which contains a hash of the content.
@@ -224,42 +198,14 @@ class NativeExecutor:
             block_bytes = block_bytes or algorithms.block_bytes(op, algorithm)
         else:
             _check_fit(schedule, op, ranks, root)
-        plan = self._make(schedule, op, algorithm, root, block_bytes)
-        make = functools.partial(self._make_shared, schedule, op, algorithm, root, block_bytes)
+        make = functools.partial(self._make, schedule, op, algorithm, root, block_bytes)
+        plan = make(Form.STAGED)
         if self._group.heap_bytes > 0 and self._hosts is None and op not in _WITHOUT_HEAP:
-            plan = replace(
-                plan,
-                heap_plan=functools.cache(lambda: make(_HEAP_BLOCK_BYTES, may_write_back=True)),
-            )
+            make_heap_plan = functools.partial(_in_place, make, op, Form.HEAP)
+            plan = replace(plan, heap_plan=functools.cache(make_heap_plan))
         if op in self.single_copy_rules.pieces:
-            plan = replace(plan, single_copy_plan=make(self.single_copy_rules.block_bytes))
+            plan = replace(plan, single_copy_plan=_in_place(make, op, Form.SINGLE_COPY))
         return plan
-
-    def _make_shared(
-        self,
-        schedule: Schedule,
-        op: Op,
-        algorithm: str,
-        root: int,
-        block_bytes: int | None,
-        usual_block_bytes: int,
-        *,
-        may_write_back: bool = False,
-    ) -> LoadedPlan | None:
-        """Returns the plan with which ranks read each other's memory in place. Returns None if the
-        plan would be wrong where input and output of a call are the same array.
-        """
-        plan = self._make(
-            schedule,
-            op,
-            algorithm,
-            root,
-            block_bytes,
-            shared_block_bytes=usual_block_bytes,
-            may_write_back=may_write_back,
-        )
-        # An all_to_all copies its input if input and output are the same array.
-        return plan if plan.in_place or op is Op.ALL_TO_ALL else None
 
     def _make(
         self,
@@ -268,23 +214,22 @@ class NativeExecutor:
         algorithm: str,
         root: int,
         block_bytes: int | None,
-        *,
-        shared_block_bytes: int | None = None,
-        may_write_back: bool = False,
+        form: Form,
     ) -> LoadedPlan:
-        """Makes a plan. With `shared_block_bytes`, ranks read each other's memory in place, in
-        blocks of this size if the plan has no other slots."""
-        ranks, shares_memory = self._group.ranks, shared_block_bytes is not None
+        ranks = self._group.ranks
         lowered = lower_rank(
-            schedule, self.rank, shares_memory=shares_memory, may_write_back=may_write_back
+            schedule,
+            self.rank,
+            shares_memory=form is not Form.STAGED,
+            may_write_back=form is Form.HEAP,
         )
         if self._reach is not None:
             self._reach(partners(lowered.plan))
         slots = list(lowered.slots)
         pieces_in, pieces_out = piece_counts(op, ranks, self.rank, root)
         spans = self._hosts is not None
-        if lowered.plan.addresses_only and shared_block_bytes is not None:
-            most_bytes = block_bytes or shared_block_bytes
+        if lowered.plan.addresses_only and form is not Form.STAGED:
+            most_bytes = block_bytes or self._usual_block_bytes(lowered, form)
         else:
             most_bytes = block_bytes_for(
                 slots, self._group.depth, self._group.buffer_bytes, wanted=block_bytes, spans=spans
@@ -298,15 +243,21 @@ class NativeExecutor:
             block_bytes=most_bytes,
             parts=lowered.plan.parts,
             lead=self._group.depth - 2 if spans else 0,
-            least_block_bytes=min(_LEAST_SPANNING_BYTES, most_bytes) if adapts else None,
+            least_block_bytes=min(LEAST_SPANNING_BYTES, most_bytes) if adapts else None,
             reduce_depth=lowered.plan.reduce_depth,
             in_rank_order=lowered.in_rank_order,
             uniform=lowered.uniform,
             in_place=lowered.in_place,
-            shares_memory=shares_memory,
+            form=form,
             shares_input=lowered.shares_input,
             shares_output=lowered.shares_output,
         )
+
+    def _usual_block_bytes(self, lowered: RankPlan, form: Form) -> int:
+        if form is Form.SINGLE_COPY:
+            return self.single_copy_rules.block_bytes
+        forwards = lowered.plan.rounds > 1 and not lowered.writes_back
+        return _FORWARDED_BLOCK_BYTES if forwards else _HEAP_BLOCK_BYTES
 
     def serving(self, plan: LoadedPlan, op: Op, longest_bytes: int) -> LoadedPlan:
         """Returns the single-copy plan of `plan` if a call whose longest piece has `longest_bytes`
@@ -331,7 +282,7 @@ class NativeExecutor:
         received.
         """
         longest_bytes = max(piece_bytes, *args.lengths, 0)
-        heap_plan = plan.heap_plan() if piece_bytes >= _LEAST_HEAP_BYTES else None
+        heap_plan = plan.heap_plan() if piece_bytes >= self._least_heap_bytes else None
         plan = self.serving(plan, args.op, longest_bytes)
         block_bytes = plan.block_for(longest_bytes)
         return native.Prepared(
@@ -358,13 +309,22 @@ def _extra(plan: LoadedPlan, block_bytes: int, args: Arguments) -> int:
     """Returns a hash of the values that must be equal on all ranks and that `Prepared` does not
     have.
     """
-    rest = f"{args.lengths}/{args.others}/{args.reproducible}/{plan.shares_memory}"
+    rest = f"{args.lengths}/{args.others}/{args.reproducible}/{plan.form.value}"
     return zlib.crc32(f"{plan.name}/{block_bytes}/{rest}".encode())
 
 
 def _heap_form(plan: LoadedPlan, args: Arguments) -> tuple[native.Plan, int, int, bool, bool]:
-    extra = ~_extra(plan, plan.block_bytes, args) & 0xFFFFFFFF  # differs from single copy
+    extra = _extra(plan, plan.block_bytes, args)
     return plan.native, extra, plan.block_bytes, plan.shares_input, plan.shares_output
+
+
+def _in_place(make: Callable[[Form], LoadedPlan], op: Op, form: Form) -> LoadedPlan | None:
+    """Returns the plan with which ranks read each other's memory. Returns None if this plan would
+    be wrong for a call whose input and output are the same array.
+    """
+    plan = make(form)
+    # An all_to_all copies its input if input and output are the same array.
+    return plan if plan.in_place or op is Op.ALL_TO_ALL else None
 
 
 def partners(plan: ExecutionPlan) -> set[int]:

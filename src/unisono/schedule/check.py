@@ -21,8 +21,8 @@ At the end of the call, each rank waits for the last post of its readers.
 
 The premises of (1) are the conditions that `check` states. `check` also tests whether `lower` keeps
 the other premises. For up to `REPLAYED_CHUNKS` moved chunks, `check_plans` replays the plans with
-and without single copy, and with write-back, with slots for one block, over three blocks. Above this limit, `check`
-trusts `lower`.
+and without single copy, and with write-back (`write_back.py`), with slots for one block, over three
+blocks. Above this limit, `check` trusts `lower`.
 """
 
 from __future__ import annotations
