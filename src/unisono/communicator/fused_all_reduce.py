@@ -28,6 +28,7 @@ class FusedAllReduce:
         self.lengths = tuple(each.located[1] for each in staged)
         """Bytes of each array."""
         self._cache = comm._engine.call_cache
+        self._empty = comm.empty
         self.prepared = self.prepare(self.lengths)
         """The call without its memory."""
         self._buffer: np.ndarray | None = None
@@ -64,7 +65,7 @@ class FusedAllReduce:
             restore = copied[0].restore if copied else None
             return Call(self.prepared, where, where, None, (pack, copied), complete=restore)
         if self._buffer is None:
-            self._buffer = np.empty(sum(self.lengths), np.uint8)
+            self._buffer = self._empty(sum(self.lengths), np.uint8)
         address = self._buffer.ctypes.data
         pack.gather(address)
         where = [(address, self._buffer.nbytes)]

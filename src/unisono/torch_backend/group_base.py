@@ -12,6 +12,7 @@ from unisono import config
 from unisono.errors import CommunicationError
 from unisono.torch_backend import flight_recorder
 from unisono.torch_backend.convert import seconds
+from unisono.torch_backend.heap_tensor import heap_tensor
 from unisono.torch_backend.history import History
 from unisono.torch_backend.missing_methods import DeviceBackend
 from unisono.torch_backend.named_group import NamedGroup
@@ -52,7 +53,9 @@ class GroupBase(NamedGroup):
         # Runs at shutdown, or at the end of the interpreter.
         self._leave = weakref.finalize(self, _leave, comm, self._completer, self.history)
         self._placeholder = attach_placeholder(self, comm.rank, comm.size)
-        self._own_backend = DeviceBackend(self._placeholder)
+        self._own_backend = DeviceBackend(
+            self._placeholder, lambda count, dtype: heap_tensor(comm, (count,), dtype)
+        )
         self.own_devices = ["cpu"]
 
     def serve(self, device: str) -> None:

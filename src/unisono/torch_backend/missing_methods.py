@@ -36,8 +36,26 @@ class DeviceBackend:
     done by the methods of the group.
     """
 
-    def __init__(self, placeholder: Any) -> None:
+    def __init__(
+        self, placeholder: Any, allocate: Callable[[int, torch.dtype], torch.Tensor]
+    ) -> None:
+        """`allocate` makes a tensor that the ranks of a host access in place, given its number of
+        elements and its type.
+        """
         self._placeholder = placeholder
+        self._allocate = allocate
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        """Returns True for the CPU: FSDP2 may let the group allocate its tensors."""
+        return device.type == "cpu"
+
+    def allocate_tensor(
+        self, size: int, *, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """Returns a tensor of `size` elements that the ranks of a host access in place."""
+        if device.type != "cpu":
+            raise UnsupportedError(f"allocate_tensor: expected the CPU, got {device}")
+        return self._allocate(size, dtype)
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._placeholder, name)

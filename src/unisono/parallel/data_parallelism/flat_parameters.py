@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 import torch
+from torch import distributed as dist
 from torch import nn
 
-from unisono.torch_backend import version_of
+from unisono.torch_backend import version_of, zeros_for
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,8 +30,16 @@ class FlatSpan:
 class FlatParameters:
     """A flat array of gradients and a flat array of weights, padded to a multiple of `parts`."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], *, parts: int) -> None:
-        """The parameters must be distinct and have one element type and device."""
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        *,
+        parts: int,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        """The parameters must be distinct and have one element type and device. `group` has the
+        collectives on the flat arrays, if any.
+        """
         self._parameters = parameters
         self.sizes = [each.numel() for each in parameters]
         """Number of elements of each parameter, in the order of the flat array."""
@@ -38,11 +47,10 @@ class FlatParameters:
         total = sum(self.sizes)
         self.part_length = -(-total // parts)
         first = parameters[0]
-        self.gradient = torch.zeros(
-            self.part_length * parts, dtype=first.dtype, device=first.device
-        )
+        length = self.part_length * parts
+        self.gradient = zeros_for(group, length, first.dtype, first.device)
         """The flat array of gradients."""
-        self.weights = torch.zeros_like(self.gradient)
+        self.weights = zeros_for(group, length, first.dtype, first.device)
         """The flat array of weights."""
         torch.cat([each.detach().reshape(-1) for each in parameters], out=self.weights[:total])
         # the parameters become views of `weights`

@@ -50,7 +50,11 @@ class ShardedOptimizer:
         devices, and if there are none.
         """
         self._group = group
-        self._flat = FlatParameters(_distinct(parameters), parts=dist.get_world_size(group))
+        self._flat = FlatParameters(
+            _distinct(parameters),
+            parts=dist.get_world_size(group),
+            group=group or dist.group.WORLD,
+        )
         begin, end = self._flat.part(dist.get_rank(group))
         self._part = nn.Parameter(self._flat.weights[begin:end])
         self.inner = optimizer([self._part])

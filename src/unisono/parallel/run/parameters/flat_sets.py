@@ -92,14 +92,15 @@ class _FlatSet(ParameterSet):
         precision: Precision,
         *,
         ranks: int,
+        group: dist.ProcessGroup | None,
     ) -> None:
-        """`ranks`: the number of equal parts of each bucket."""
+        """`ranks`: the number of equal parts of each bucket. `group`: that of their sums."""
         super().__init__(held)
         self._reduced = precision.reduced(held[0].values.dtype)
         self._names = [each.name for each in held]
         overlaps, nbytes = sums_overlap(held[0], mesh), sum(each.values.nbytes for each in held)
         count = max(1, min(_MOST_BUCKETS, nbytes // _BUCKET_BYTES)) if overlaps else 1
-        self._flat = FlatParameters(self.trained, parts=ranks * count)
+        self._flat = FlatParameters(self.trained, parts=ranks * count, group=group)
         self._tie = held[0].tie
         self._length = ranks * self._flat.part_length
         """The number of elements of each bucket."""
@@ -186,10 +187,9 @@ class WholeSet(_FlatSet):
     def __init__(
         self, held: Sequence[HeldParameter], mesh: TrainingMesh, precision: Precision
     ) -> None:
-        super().__init__(held, mesh, precision, ranks=1)
-        block = held[0].block
-        self._summed_over = block.summed_over
-        self._group = mesh.sum_group(block.summed_over)
+        self._summed_over = held[0].block.summed_over
+        self._group = mesh.sum_group(self._summed_over)
+        super().__init__(held, mesh, precision, ranks=1, group=self._group)
         self._replicas = replicas(held[0], mesh)
         self._bounds, self._longest = [(0, len(self._flat.gradient))], _SPAN_ELEMENTS
         self._has_skipped = False
@@ -236,7 +236,7 @@ class ShardedSet(_FlatSet):
         shard = shard_name(block)
         self._shard, self._group = shard, mesh.sum_group(shard)
         self._ranks, rank = len(mesh.ranks(shard)), mesh.ranks(shard).index(mesh.rank)
-        super().__init__(held, mesh, precision, ranks=self._ranks)
+        super().__init__(held, mesh, precision, ranks=self._ranks, group=self._group)
         self._bounds = [
             self._flat.part(number * self._ranks + rank) for number in range(len(self._every))
         ]
