@@ -17,7 +17,7 @@ import pytest
 
 from unisono import algorithms
 from unisono.execution import native_executor
-from unisono.schedule import RankPlan, Schedule, lower, trace
+from unisono.schedule import RankPlan, Schedule, lower, lower_rank
 from unisono.types import Op
 
 T = TypeVar("T")
@@ -46,16 +46,20 @@ class Once:
             return result
 
 
-def _rank_plans(schedule: Schedule, shares_memory: bool) -> list[RankPlan]:
+def _rank_plans(schedule: Schedule, shares_memory: bool, may_write_back: bool) -> list[RankPlan]:
     """Returns the results of `lower_rank` for all ranks. `test_lower.py` tests this function."""
-    plans, flow = lower(schedule, shares_memory=shares_memory), trace(schedule)
+    plans = lower(schedule, shares_memory=shares_memory, may_write_back=may_write_back)
+    first = lower_rank(schedule, 0, shares_memory=shares_memory, may_write_back=may_write_back)
     return [
         RankPlan(
             plan=plan,
             slots=tuple(each.num_slots for each in plans),
             uniform=any(each.uniform for each in plans),
             in_place=all(each.in_place for each in plans),
-            in_rank_order=flow.in_rank_order,
+            in_rank_order=first.in_rank_order,
+            shares_input=first.shares_input,
+            shares_output=first.shares_output,
+            writes_back=first.writes_back,
         )
         for plan in plans
     ]
@@ -70,15 +74,18 @@ def shared() -> Iterator[None]:
         key = (op, name, tuple(sorted(how.items())))
         return schedules.get(key, lambda: algorithms.build(op, name, **how))
 
-    def lower_rank(schedule: Schedule, rank: int, *, shares_memory: bool = False) -> RankPlan:
+    def lower_shared(
+        schedule: Schedule, rank: int, *, shares_memory: bool = False, may_write_back: bool = False
+    ) -> RankPlan:
         # keeps the schedule alive, so that no other object gets its id
-        key = id(schedule), shares_memory
-        _, plans = lowered.get(key, lambda: (schedule, _rank_plans(schedule, shares_memory)))
+        how = shares_memory, may_write_back
+        key = (id(schedule), *how)
+        _, plans = lowered.get(key, lambda: (schedule, _rank_plans(schedule, *how)))
         found: RankPlan = plans[rank]
         return found
 
     with pytest.MonkeyPatch.context() as patch:
         names = SimpleNamespace(build=build, block_bytes=algorithms.block_bytes)
         patch.setattr(native_executor, "algorithms", names)
-        patch.setattr(native_executor, "lower_rank", lower_rank)
+        patch.setattr(native_executor, "lower_rank", lower_shared)
         yield

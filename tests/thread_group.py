@@ -18,7 +18,13 @@ from unisono.errors import UnisonoError
 from unisono.execution import reference
 from unisono.execution.fold import PAIRS
 from unisono.execution.narrow_floats import narrowed
-from unisono.execution.native_executor import Arguments, LoadedPlan, NativeExecutor, piece_counts
+from unisono.execution.native_executor import (
+    Arguments,
+    Form,
+    LoadedPlan,
+    NativeExecutor,
+    piece_counts,
+)
 from unisono.schedule import Collective, lower
 from unisono.types import DType, Op, ReduceOp
 
@@ -213,7 +219,7 @@ def compare(
     block = block_bytes or group.plans(op, name, root, None)[0].block_bytes
     # The reference executor takes only the pieces that a plan uses.
     reference.run(
-        lower(schedule, shares_memory=group.plans(op, name, root, None)[0].shares_memory),
+        lower(schedule, shares_memory=group.plans(op, name, root, None)[0].form is not Form.STAGED),
         [pieces[: collective.input_pieces(rank)] for rank, pieces in enumerate(theirs)],
         [pieces[: collective.output_pieces(rank)] for rank, pieces in enumerate(expected)],
         dtype,

@@ -67,6 +67,14 @@ std::shared_ptr<const HeapForm> heap_form_of(const std::optional<HeapFormTuple>&
     return std::make_shared<HeapForm>(HeapForm{plan, fingerprint(args), block_bytes, in, out});
 }
 
+[[noreturn]] void raise_no_room(size_t bytes, Group& group) {
+    PyErr_Format(PyExc_MemoryError,
+                 "no room for a shared array of %zu bytes: %llu of %llu bytes are in use", bytes,
+                 static_cast<unsigned long long>(group.heap().used_bytes()),
+                 static_cast<unsigned long long>(group.segment().shape().heap_bytes));
+    throw nb::python_error();
+}
+
 Execution bound(Group& group, const Prepared& call, const Memory& in, const Memory& out) {
     return group.dispatcher().or_fail([&] { return call.bind(pieces_of(in), pieces_of(out)); });
 }
@@ -266,7 +274,9 @@ void register_group(nb::module_& m) {
         .def(
             "allocate",
             [](Group& self, size_t bytes) {
+                self.members().require_healthy();
                 std::shared_ptr<std::byte> memory = self.heap().allocate(bytes);
+                if (!memory) raise_no_room(bytes, self);
                 void* const data = memory.get();
                 auto owner = std::make_unique<std::shared_ptr<std::byte>>(std::move(memory));
                 const nb::capsule held(owner.get(), [](void* kept) noexcept {

@@ -27,7 +27,8 @@ struct CallRecord {
     std::atomic<uint64_t> seq{0};
     std::atomic<uint64_t> count{0};
     std::atomic<uint64_t> hash{0};
-    std::atomic<uint32_t> kind{0};  // op | reduction << 8 | type << 16 | LengthsFrom << 24 | in_heaps << 31
+    std::atomic<uint32_t> kind{
+        0};  // op | reduction << 8 | type << 16 | LengthsFrom << 24 | in_heaps << 31
     std::atomic<int32_t> root{-1};
 };
 
@@ -93,7 +94,7 @@ struct alignas(2 * kLine) GroupControl {
     uint32_t depth;                   // Blocks that a rank may have in flight.
     uint64_t buffer_bytes;            // A rank's staging buffer for one block.
     uint64_t pair_slots, pair_bytes;  // Slots and bytes for the messages from one rank to another.
-    uint64_t heap_bytes;  // Bytes of each rank's shared heap; 0: the ranks have none.
+    uint64_t heap_bytes;              // Bytes of each rank's shared heap; 0: the ranks have none.
     uint8_t nonce[16];                // Sent back to the owner as proof that the memory is shared.
     std::atomic<uint32_t> fences_needed;  // Not 0 if a rank could not register for heavy barriers.
     // The group that replaces this group after a failure, as agreed by the ranks. It is changed

@@ -65,7 +65,8 @@ void CallCheck::mismatch(uint64_t seq) {
     }
     if (mixed) {
         text +=
-            ". The ranks must pass shared arrays (of Communicator.empty) on all ranks, or on none";
+            ". Pass shared arrays (contiguous arrays of Communicator.empty) on all ranks, or on "
+            "none";
     }
     members_.fail(Fault::mismatch, text);
 }

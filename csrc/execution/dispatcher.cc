@@ -214,7 +214,7 @@ void Dispatcher::withdraw(Job& job) noexcept {
     const auto found = std::find_if(queue_.begin(), queue_.end(),
                                     [&](const auto& queued) { return queued.get() == &job; });
     if (found == queue_.end()) return;
-    executor_.abandon(job.execution_, "this call was withdrawn");
+    executor_.abandon(job.execution_, "its caller was interrupted");
     queue_.erase(found);
     queued_.fetch_sub(1);
 }

@@ -72,16 +72,23 @@ void Executor::begin(Execution& call) {
         remote_slots_->acknowledge_all(call.staging->place(0).size_class);
 }
 
-// Uses the form for shared heaps if all arrays that peers read in it lie in this rank's heap. Ranks
-// that choose differently find different fingerprints.
-void Executor::choose_form(Execution& call) const noexcept {
+// Uses the form for shared heaps if all arrays that peers access in it lie in this rank's heap.
+// Ranks that choose differently find different fingerprints.
+void Executor::choose_form(Execution& call) const {
     const auto lie_in_heap = [this](const Pieces& pieces) {
         return std::all_of(pieces.begin(), pieces.end(),
                            [this](const Piece& p) { return heap_.contains(p.data, p.bytes); });
     };
     const HeapForm& form = *call.heap_form;
-    if ((form.in && !lie_in_heap(call.in)) || (form.out && !lie_in_heap(call.out))) return;
-    if (form.plan->writes_back && !is_in_place(call)) return;
+    const bool writes_back = form.plan->writes_back;
+    if (form.in && !writes_back && !lie_in_heap(call.in)) return;
+    if ((form.out || writes_back) && !lie_in_heap(call.out)) return;
+    if (writes_back && !is_in_place(call)) {  // peers replace the contributions by the results
+        const Piece &from = *call.in.begin(), &to = *call.out.begin();
+        if (call.in.size() != 1 || call.out.size() != 1 || from.bytes != to.bytes) return;
+        kernels::copy(to.data, from.data, from.bytes);
+        call.in = call.out;
+    }
     call.plan = form.plan;
     call.hash = form.hash;
     call.block_bytes = form.block_bytes;
@@ -205,11 +212,14 @@ bool Executor::advance(Execution& call, Deadline& deadline, const Interrupted& i
 
 void Executor::abandon(const Execution& call, const char* why) noexcept {
     if (call.seq == 0) return;
-    if (call.args.in_heaps && call.plan->writes_back) heap_.detach();
     members_.record_made(Fault::aborted, [&] {
         return "rank " + std::to_string(members_.rank()) + " gave up call #" +
                std::to_string(call.seq) + ": " + why;
     });
+    // Peers that read the memory after this find the failure; see await_readers().
+    if (call.args.in_heaps && call.plan->writes_back) {
+        for (const Piece& piece : call.out) heap_.detach(piece.data, piece.bytes);
+    }
 }
 
 bool Executor::run_steps(Wait wait) {

@@ -185,7 +185,7 @@ class Executor {
     }
 
     void begin(Execution& call);
-    void choose_form(Execution& call) const noexcept;
+    void choose_form(Execution& call) const;
     void prepare(Execution& call);
     void reserve_scratch(const Execution& call);
     void refuse(std::string_view reason) noexcept;

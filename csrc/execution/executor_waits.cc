@@ -77,7 +77,7 @@ bool Executor::verify_all(Wait& wait) {
 
 // Waits until peers have read this rank's shared memory, because its caller may change it after the
 // call. Then checks for a failure, because data read from a peer is valid only if the peer had not
-// given up the call when the data was read.
+// given up the call when the data was read. In shared heaps, a third rank may have read this data.
 bool Executor::await_readers(Wait& wait) {
     const Plan& plan = *wait.call.plan;
     if (plan.shares_memory) {
@@ -88,7 +88,7 @@ bool Executor::await_readers(Wait& wait) {
             if (!wait_for(wait, peer, ready)) return false;
         }
     }
-    if (plan.reads_in_place) {
+    if (plan.reads_in_place || wait.call.args.in_heaps) {
         std::atomic_thread_fence(std::memory_order_acquire);
         members_.require_healthy();
     }

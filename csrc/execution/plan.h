@@ -31,10 +31,11 @@ enum class Action : uint16_t { copy = 0, reduce = 1, arg = 2, wait = 3, post = 4
 
 inline constexpr size_t kMostSources = 4096;  // operands of one reduction
 
-inline constexpr uint16_t kHasSecond = 1;   // The result is also written to dst2.
-inline constexpr uint16_t kFinal = 2;       // The result has the contributions of all ranks.
-inline constexpr uint16_t kShares = 4;      // The address of dst is stored in the slot dst2.
-inline constexpr uint16_t kWritesBack = 8;  // The result is also written to each shared operand.
+inline constexpr uint16_t kHasSecond = 1;  // The result is also written to dst2.
+inline constexpr uint16_t kFinal = 2;      // The result has the contributions of all ranks.
+inline constexpr uint16_t kShares = 4;     // The address of dst is stored in the slot dst2.
+inline constexpr uint16_t kWritesBack =
+    8;  // REDUCE: the result is also written to each shared operand. SHARE: a peer does so.
 
 struct Record {
     Action action;
@@ -86,7 +87,7 @@ class Plan {
     bool addresses_only;         // The slots of all ranks hold only addresses (single copy).
     bool shares_memory = false;  // Peers read this rank's own memory.
     bool reads_in_place = false;
-    bool writes_back = false;  // Peers write to this rank's memory.
+    bool writes_back = false;  // Peers write to this rank's memory, or this rank to theirs.
     bool copies_only;          // this rank reduces nothing
 
   private:

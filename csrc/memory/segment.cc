@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -76,11 +77,19 @@ bool plausible(const SegmentShape& s) {
            offsets_of(s).each_pair <= kMostPairs / s.ranks / s.ranks;
 }
 
-// Returns the address space of a rank's heap: as much as the machine has memory, because no array is
-// longer.
+// Returns the address space of a rank's heap: as much as the machine has memory, because no array
+// is longer.
 uint64_t heap_bytes_for(uint32_t ranks) {
-    const auto memory = static_cast<uint64_t>(::sysconf(_SC_PHYS_PAGES)) * kPage;
+    const auto memory = static_cast<uint64_t>(::sysconf(_SC_PHYS_PAGES)) *
+                        static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
     return std::min(round_up(memory, kHugePage), kMostHeaps / ranks / kHugePage * kHugePage);
+}
+
+// Returns the limit of this process for the length of a file (ulimit -f). The kernel ends a process
+// that exceeds it.
+uint64_t most_file_bytes() {
+    rlimit most{};
+    return ::getrlimit(RLIMIT_FSIZE, &most) == 0 ? uint64_t{most.rlim_cur} : ~uint64_t{0};
 }
 
 // Returns the shape that the file's first page states. It has no ranks if the shape is not
@@ -125,8 +134,12 @@ SegmentShape shape_for(uint32_t ranks, uint32_t cores, uint64_t staging_bytes) {
     // With many ranks, most pairs exchange few messages.
     const uint64_t each = kUsualPairs / ranks / ranks / (1 + kStagedBlocks);
     const uint64_t ring = std::clamp(std::bit_floor(each), kLeastPairBytes, kPairBytes);
-    return {ranks, depth, round_up(buffer, kPage),
-            ring < kPairBytes / 2 ? kFewPairSlots : kPairSlots, ring, heap_bytes_for(ranks)};
+    return {ranks,
+            depth,
+            round_up(buffer, kPage),
+            ring < kPairBytes / 2 ? kFewPairSlots : kPairSlots,
+            ring,
+            heap_bytes_for(ranks)};
 }
 
 Descriptor create_segment(const SegmentShape& shape, const std::array<uint8_t, 16>& nonce) {
@@ -139,7 +152,7 @@ Descriptor create_segment(const SegmentShape& shape, const std::array<uint8_t, 1
 void lay_out_segment(int fd, SegmentShape shape, const std::array<uint8_t, 16>& nonce) {
     const bool sealed = ::fcntl(fd, F_GET_SEALS) == 0;  // a memfd that can be sealed
     // In a file system with a limit, an access to a heap could exceed the free space and fault.
-    if (!sealed) shape.heap_bytes = 0;
+    if (!sealed || offsets_of(shape).total > most_file_bytes()) shape.heap_bytes = 0;
     if (!plausible(shape)) {
         throw Error(Fault::invalid, "a group of " + std::to_string(shape.ranks) +
                                         " ranks cannot have " + std::to_string(shape.depth) +

@@ -96,8 +96,8 @@ class Segment {
     [[nodiscard]] const SizeClass& size_class(size_t index) const noexcept {
         return size_classes_[index];
     }
-    // Returns the offset of the first shared heap in the segment's file. The segment itself does not
-    // map the heaps.
+    // Returns the offset of the first shared heap in the segment's file. The segment itself does
+    // not map the heaps.
     [[nodiscard]] uint64_t heaps_offset() const noexcept { return heaps_offset_; }
     // Returns the memory for messages from one place of the segment to another.
     [[nodiscard]] PairMemory pair(uint32_t from, uint32_t to) const noexcept;

@@ -13,7 +13,7 @@
 namespace unisono {
 namespace {
 
-constexpr uint64_t kPage = 4096, kHugePage = 2 << 20;
+constexpr uint64_t kHugePage = 2 << 20;
 // Free ranges of at least this length return their pages to the kernel. Shorter ranges keep them,
 // because the first use of a page costs as much as several copies of it. The limit is that of
 // glibc's malloc.
@@ -24,11 +24,16 @@ constexpr uint64_t round_up(uint64_t value, uint64_t unit) {
     return (value + unit - 1) / unit * unit;
 }
 
+uint64_t page_bytes() noexcept {
+    static const auto bytes = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
+    return bytes;
+}
+
 // Returns the alignment of an array. Long arrays may then have huge pages, and two arrays never
 // share a cache line.
-constexpr uint64_t unit_for(uint64_t bytes) {
+uint64_t unit_for(uint64_t bytes) {
     if (bytes >= kHugePage) return kHugePage;
-    return bytes >= kPage ? kPage : kLine;
+    return bytes >= page_bytes() ? page_bytes() : kLine;
 }
 
 }  // namespace
@@ -52,6 +57,7 @@ OwnHeap::~OwnHeap() {
 
 // Takes the shortest free range that is long enough, so that long ranges stay whole.
 std::shared_ptr<std::byte> OwnHeap::allocate(uint64_t bytes) {
+    if (bytes > bytes_) return nullptr;
     const uint64_t unit = unit_for(bytes), length = round_up(std::max<uint64_t>(bytes, 1), unit);
     const std::lock_guard lock(mutex_);
     auto best = gaps_.end();
@@ -60,11 +66,7 @@ std::shared_ptr<std::byte> OwnHeap::allocate(uint64_t bytes) {
         const bool fits = lost < gap->second && length <= gap->second - lost;
         if (fits && (best == gaps_.end() || gap->second < best->second)) best = gap;
     }
-    if (best == gaps_.end()) {
-        throw Error(Fault::system, "no room for a shared array of " + std::to_string(bytes) +
-                                       " bytes: " + std::to_string(used_bytes()) + " of " +
-                                       std::to_string(bytes_) + " bytes are in use");
-    }
+    if (best == gaps_.end()) return nullptr;
     const auto [start, room] = *best;
     const uint64_t offset = round_up(start, unit), end = offset + length;
     // The entries are made before anything changes, since this may throw.
@@ -81,6 +83,8 @@ std::shared_ptr<std::byte> OwnHeap::allocate(uint64_t bytes) {
 }
 
 void OwnHeap::free(uint64_t offset, uint64_t bytes) noexcept {
+    // A forked child may find the lock held for ever, by a thread that exists only in the parent.
+    if (::getpid() != owner_pid_) return;
     used_bytes_.fetch_sub(bytes, std::memory_order_relaxed);
     if (bytes >= kLeastReturned) drop_pages(offset, bytes);
     const std::lock_guard lock(mutex_);
@@ -102,36 +106,33 @@ void OwnHeap::free(uint64_t offset, uint64_t bytes) noexcept {
     }
 }
 
-// A forked child must not take the pages of its parent.
+// A forked child must not take the pages of its parent. Detached pages are not in the file.
 void OwnHeap::drop_pages(uint64_t offset, uint64_t bytes) noexcept {
-    if (::getpid() == owner_pid_) ::madvise(base_ + offset, bytes, MADV_REMOVE);
+    if (::getpid() != owner_pid_) return;
+    if (::madvise(base_ + offset, bytes, MADV_REMOVE) != 0)
+        ::madvise(base_ + offset, bytes, MADV_DONTNEED);
 }
 
-void OwnHeap::detach() noexcept {
-    if (::getpid() != owner_pid_) return;
-    const std::lock_guard lock(mutex_);
-    uint64_t end = 0;  // of the latest gap
-    for (const auto& [offset, bytes] : gaps_) {
-        for (uint64_t at = end; at < offset; at += kDetachedAtOnce)
-            make_private(at, std::min(kDetachedAtOnce, offset - at));
-        end = offset + bytes;
-    }
+void OwnHeap::detach(const std::byte* memory, uint64_t bytes) noexcept {
+    if (::getpid() != owner_pid_ || bytes == 0) return;
+    const auto offset = static_cast<uint64_t>(memory - base_);
+    const uint64_t page = page_bytes(), end = round_up(offset + bytes, page);
+    for (uint64_t at = offset / page * page; at < end; at += kDetachedAtOnce)
+        make_private(at, std::min(kDetachedAtOnce, end - at));
 }
 
 // A private mapping of the same file still shows the file's pages. The first write to each page
 // makes a private copy, in one step, so no write of another thread of this process is lost. After
 // that, the file's pages are given back.
 void OwnHeap::make_private(uint64_t offset, uint64_t bytes) noexcept {
-    const uint64_t first = offset / kPage * kPage, length = round_up(offset + bytes, kPage) - first;
-    void* const place = base_ + first;
-    const auto in_file = static_cast<off_t>(offset_ + first);
-    if (::mmap(place, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, fd_,
-               in_file) == MAP_FAILED)
+    const auto in_file = static_cast<off_t>(offset_ + offset);
+    if (::mmap(base_ + offset, bytes, PROT_READ | PROT_WRITE,
+               MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, fd_, in_file) == MAP_FAILED)
         return;
-    for (uint64_t at = 0; at < length; at += kPage)
-        reinterpret_cast<std::atomic<uint8_t>*>(base_ + first + at)->fetch_or(0);
+    for (uint64_t at = 0; at < bytes; at += page_bytes())
+        reinterpret_cast<std::atomic<uint8_t>*>(base_ + offset + at)->fetch_or(0);
     ::fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, in_file,
-                static_cast<off_t>(length));
+                static_cast<off_t>(bytes));
 }
 
 SharedHeap::~SharedHeap() {
@@ -163,9 +164,11 @@ uint64_t SharedHeap::used_bytes() const noexcept {
     return made_.load(std::memory_order_acquire) ? own_->used_bytes() : 0;
 }
 
-void SharedHeap::detach() noexcept {
+void SharedHeap::detach(const std::byte* memory, uint64_t bytes) noexcept {
     const std::lock_guard lock(mutex_);
-    if (own_base_.exchange(nullptr) != nullptr) own_->detach();
+    if (!contains(memory, bytes)) return;
+    own_->detach(memory, bytes);
+    own_base_.store(nullptr);
     detached_ = true;
 }
 

@@ -2,8 +2,8 @@
 // So a rank reads a peer's array in place, without a staging buffer and without a system call.
 //
 // Only the owner allocates and frees its heap. Peers read and write it inside a call, whose end the
-// owner waits for. If the call fails, a peer may still be writing, so the owner detaches its heap:
-// its arrays keep their addresses and contents, but no peer can change them any more.
+// owner waits for. If the call fails, a peer may still be writing, so the owner detaches the call's
+// array: it keeps its address and contents, but no peer can change it any more.
 //
 // A peer finds an array by its offset in the owner's heap, which the owner publishes in a slot. So
 // the ranks need not allocate in the same order.
@@ -28,10 +28,10 @@ class OwnHeap : public std::enable_shared_from_this<OwnHeap> {
     OwnHeap& operator=(const OwnHeap&) = delete;
     ~OwnHeap();
 
-    // Returns uninitialised memory, which its last owner frees. Throws Error(system).
+    // Returns uninitialised memory, which its last owner frees. Returns null if there is no room.
     [[nodiscard]] std::shared_ptr<std::byte> allocate(uint64_t bytes);
-    // Replaces the memory of all arrays by private memory with the same contents.
-    void detach() noexcept;
+    // Replaces the pages of an array by private memory with the same contents. To be called once.
+    void detach(const std::byte* memory, uint64_t bytes) noexcept;
     [[nodiscard]] std::byte* base() const noexcept { return base_; }
     [[nodiscard]] uint64_t used_bytes() const noexcept {
         return used_bytes_.load(std::memory_order_relaxed);
@@ -58,8 +58,9 @@ class SharedHeap {
     SharedHeap& operator=(const SharedHeap&) = delete;
     ~SharedHeap();
 
-    // Returns memory in this rank's heap. Any thread may call this. Throws Error(system), or
-    // Error(unsupported) if the group has no shared heaps.
+    // Returns memory in this rank's heap, or null if there is no room. Any thread may call this.
+    // Throws Error(system) if the heap cannot be mapped, and Error(unsupported) if the group has no
+    // shared heaps.
     [[nodiscard]] std::shared_ptr<std::byte> allocate(uint64_t bytes);
     [[nodiscard]] uint64_t used_bytes() const noexcept;
     // Returns true if the memory lies in this rank's heap.
@@ -74,8 +75,9 @@ class SharedHeap {
         const auto address = [](const std::byte* at) { return reinterpret_cast<uintptr_t>(at); };
         return address(memory) - address(own_base_.load(std::memory_order_relaxed));
     }
-    // Detaches this rank's heap after a call that failed. New arrays are then refused.
-    void detach() noexcept;
+    // Detaches the memory of a call that failed. The group is then of no more use, so new arrays
+    // are refused.
+    void detach(const std::byte* memory, uint64_t bytes) noexcept;
     // Returns memory of a rank of this host. Only the thread that drives the calls may call this.
     // Throws Error if the range is not inside the heap, or cannot be mapped.
     [[nodiscard]] std::byte* at(uint32_t rank, uint64_t offset, uint64_t bytes);

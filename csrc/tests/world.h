@@ -104,13 +104,15 @@ class World {
             : view(segment, rank, HostRanks::one_host(segment.shape().ranks)),
               members(view, nonce),
               waiter(members, SpinPolicy::for_group(segment.shape().ranks, cores)),
-              executor(view, members, waiter, StoreRule(segment.shape().ranks), counters),
+              heap(view),
+              executor(view, members, waiter, StoreRule(segment.shape().ranks), counters, heap),
               dispatcher(executor, members),
               p2p(view, members, waiter, executor.cross_memory(), counters) {}
         View view;
         Membership members;
         Waiter waiter;
         OperationCounters counters;
+        SharedHeap heap;
         Executor executor;
         Dispatcher dispatcher;
         p2p::Engine p2p;

@@ -30,7 +30,8 @@ def empty(self: Communicator, shape: Shape, dtype: DTypeLike = np.float64) -> ND
     memory with its parent. On several hosts, and where the group has no shared heap (in a sandbox
     without memfd), this function returns an ordinary array.
 
-    Raises `ClosedError` after `close`, and `MemoryError` if the heap has no room.
+    Raises `MemoryError` if the heap has no room, and `AbortedError` after `close` and in a forked
+    child.
 
     >>> import numpy as np, unisono
     >>> with unisono.init(rank=0, size=1, rendezvous="example of empty") as comm:
@@ -47,7 +48,10 @@ def empty(self: Communicator, shape: Shape, dtype: DTypeLike = np.float64) -> ND
     group = self._engine.group
     if group.heap_bytes == 0 or self._network is not None or count * element.itemsize == 0:
         return np.empty(dimensions, element)
-    memory = group.allocate(count * element.itemsize)
+    nbytes = count * element.itemsize
+    if nbytes > group.heap_bytes:
+        raise MemoryError(f"no room for a shared array of {nbytes} bytes")
+    memory = group.allocate(nbytes)
     return memory.view(element).reshape(dimensions)
 
 

@@ -112,11 +112,11 @@ class Record:
     - WAIT: waits until the peer's progress reaches block base + `value`.
     - POST: sets the rank's own progress to block base + `value`.
 
-    The flag SHARES means that `dst2` is a slot for the address of `dst`. The flag WRITES_BACK means
-    that the result of a REDUCE is also written to the memory of every SHARED operand. `length`
-    refers to a part of a piece. The size of this part is the number of bytes to move. `round` is
-    the schedule's round, counted without gaps. For a WAIT, `posted` is the round of the peer's
-    post.
+    The flag SHARES means that `dst2` is a slot for the address of `dst`. The flag WRITES_BACK of a
+    REDUCE means that the result is also written to the memory of every SHARED operand. The same
+    flag of a SHARE means that the reader of `src` writes to it in this way. `length` refers to a
+    part of a piece. The size of this part is the number of bytes to move. `round` is the schedule's
+    round, counted without gaps. For a WAIT, `posted` is the round of the peer's post.
     """
 
     code: Code

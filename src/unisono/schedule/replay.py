@@ -14,17 +14,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from unisono.errors import ScheduleError
 from unisono.schedule.collective import Collective
 from unisono.schedule.execution_plan import ExecutionPlan
 from unisono.schedule.record import Code, Flag, Ref, Space, words
-
-Content = tuple[int, int]
-"""Content of memory or of a slot, as (chunk, bit mask of contributing ranks)."""
-Row = tuple[int, ...]
-"""Fields of a record: code, nsrc, peer, flags, value, round, posted, dst, dst2, src, length."""
+from unisono.schedule.replayed_rank import Content, ReplayedRank, Row, Slot
 
 # Plain integers compare faster than enumeration members.
 _COPY, _ARG, _WAIT, _POST = (int(c) for c in (Code.COPY, Code.ARG, Code.WAIT, Code.POST))
@@ -34,41 +29,6 @@ _HAS_DST2, _FINAL, _SHARES, _WRITES_BACK = (
     int(f) for f in (Flag.HAS_DST2, Flag.FINAL, Flag.SHARES, Flag.WRITES_BACK)
 )
 _SPACE = 0xFF
-
-
-@dataclass(slots=True, kw_only=True)
-class _Slot:
-    content: Content
-    block: int
-    written: int
-    index: int
-    holds_address: bool = False
-    """True if the slot holds the address of the content instead of the content."""
-    reads: dict[int, int] = field(default_factory=dict)
-
-
-@dataclass(slots=True, kw_only=True)
-class _ReplayedRank:
-    plan: ExecutionPlan
-    rows: list[Row]
-    clock: list[int]
-    step: int = 0
-    pc: int = 0
-    block: int = 0
-    """Block of the current record."""
-    entered: bool = False
-    inputs: dict[int, Content] = field(default_factory=dict)
-    results: dict[int, Content] = field(default_factory=dict)
-    aliased_inputs: dict[int, int] = field(default_factory=dict)
-    """The input that has the same address as each output, in an in-place call."""
-    memory: dict[int, dict[int, Content]] = field(default_factory=dict)
-    """Content of the memory to which each reference points, in each block."""
-    shared_slots: dict[int, dict[int, _Slot]] = field(default_factory=dict)
-    """Slots that hold the address of memory, by block and by the reference to this memory."""
-    foreign_writes: dict[int, dict[int, tuple[int, int]]] = field(default_factory=dict)
-    """Writes of other ranks to this rank's memory, by block and reference: writer and its clock."""
-    posted: list[int] = field(default_factory=list)
-    post_clocks: list[tuple[int, ...]] = field(default_factory=list)
 
 
 def check_plans(
@@ -121,10 +81,10 @@ class _Replay:
         self.depth = depth
         self.blocks = blocks
         self.ranks = [
-            _ReplayedRank(plan=plan, rows=plan.table.tolist(), clock=[0] * collective.ranks)
+            ReplayedRank(plan=plan, rows=plan.table.tolist(), clock=[0] * collective.ranks)
             for plan in plans
         ]
-        self.slots: dict[tuple[int, int], _Slot] = {}
+        self.slots: dict[tuple[int, int], Slot] = {}
         stages = {(plan.stages, plan.rounds) for plan in plans}
         if len(stages) != 1:
             raise ScheduleError(
@@ -152,14 +112,14 @@ class _Replay:
         if stuck:
             raise ScheduleError("deadlock: " + "; ".join(self._where(rank) for rank in stuck))
 
-    def _advance(self, rank: _ReplayedRank) -> bool:
+    def _advance(self, rank: ReplayedRank) -> bool:
         if not rank.entered:
             rank.block = rank.step
             if rank.step < self.blocks and not self._enter(rank):
                 return False
             rank.memory[rank.block] = dict(rank.inputs)
             rank.shared_slots[rank.block] = {}
-            rank.foreign_writes[rank.block] = {}
+            rank.local_reads[rank.block], rank.foreign_writes[rank.block] = {}, {}
             rank.entered = True
         row = rank.rows[rank.pc]
         rank.block = rank.step - self.lead + self.leads[row[5]]
@@ -170,7 +130,7 @@ class _Replay:
             self._end_step(rank)
         return True
 
-    def _run(self, rank: _ReplayedRank, row: Row) -> bool:
+    def _run(self, rank: ReplayedRank, row: Row) -> bool:
         code, value = row[0], rank.step * self.stages + row[4]
         rank.clock[rank.plan.rank] += 1
         if code == _WAIT:  # the peer runs this post `earlier` steps before the wait
@@ -182,7 +142,7 @@ class _Replay:
             self._move(rank, row)
         return True
 
-    def _enter(self, rank: _ReplayedRank) -> bool:
+    def _enter(self, rank: ReplayedRank) -> bool:
         """Enters a block, which reuses the slots of the block `depth` blocks earlier. All other
         ranks must have finished this earlier block. Returns false if the rank cannot enter.
         """
@@ -192,7 +152,7 @@ class _Replay:
         others = [r.plan.rank for r in self.ranks if r is not rank]
         return all(self._join(rank, peer, need) for peer in others)
 
-    def _join(self, rank: _ReplayedRank, peer: int, need: int) -> bool:
+    def _join(self, rank: ReplayedRank, peer: int, need: int) -> bool:
         """Merges a clock into the rank's clock: the clock at the peer's first post with a number of
         at least `need`. Returns false if the peer has not made such a post.
         """
@@ -205,16 +165,16 @@ class _Replay:
             rank.clock = list(map(max, rank.clock, theirs))
         return True
 
-    def _post(self, rank: _ReplayedRank, value: int) -> None:
+    def _post(self, rank: ReplayedRank, value: int) -> None:
         if rank.posted and value <= rank.posted[-1]:
             raise ScheduleError(f"{self._where(rank)}: expected a value above the last post")
         rank.posted.append(value)
         rank.post_clocks.append(tuple(rank.clock))
 
-    def _move(self, rank: _ReplayedRank, row: Row) -> None:
+    def _move(self, rank: ReplayedRank, row: Row) -> None:
         code, nsrc, _, flags, _, _, _, dst, dst2, src, _ = row
         if code == _SHARE:
-            return self._share(rank, dst, src)
+            return self._share(rank, dst, src, writable=bool(flags & _WRITES_BACK))
         if code == _COPY:
             content = self._read(rank, src)
         else:
@@ -235,34 +195,39 @@ class _Replay:
                 if arg[9] & _SPACE == _SHARED:
                     self._write_back(rank, arg[9], content)
 
-    def _write_back(self, rank: _ReplayedRank, ref: int, content: Content) -> None:
-        """Writes to another rank's input, which is also its output. No third rank may read it."""
-        owner, slot = (
-            self.ranks[_owner(ref)],
-            self.slots[ref ^ _SHARED ^ _SLOT, rank.block % self.depth],
-        )
+    def _write_back(self, rank: ReplayedRank, ref: int, content: Content) -> None:
+        """Writes to another rank's input, which is also its output. No other rank may read it, and
+        its owner must have finished its own reads.
+        """
+        owner = self.ranks[_owner(ref)]
+        slot = self.slots[ref ^ _SHARED ^ _SLOT, rank.block % self.depth]
         shared = [what for what, s in owner.shared_slots.get(rank.block, {}).items() if s is slot]
         outputs = [out for out, given in owner.aliased_inputs.items() if [given] == shared]
         readers = {r.rank for r in owner.plan.readers if r.slot == slot.index}
-        if len(outputs) != 1 or readers != {rank.plan.rank}:
+        if len(outputs) != 1 or readers != {rank.plan.rank} or not slot.writable:
             raise ScheduleError(
                 f"{self._where(rank)}: {_text(ref)} is not the output of an in-place call that "
-                "only this rank reads"
+                "only this rank reads and may write"
+            )
+        if owner.local_reads[rank.block].get(shared[0], 0) > rank.clock[owner.plan.rank]:
+            raise ScheduleError(
+                f"{self._where(rank)}: {_text(ref)} may be overwritten while its owner reads it"
             )
         owner.memory[rank.block][outputs[0]] = content
         owner.memory[rank.block].pop(shared[0])
         write = rank.plan.rank, rank.clock[rank.plan.rank]
         owner.foreign_writes[rank.block][outputs[0]] = write
 
-    def _share(self, rank: _ReplayedRank, slot: int, what: int) -> None:
+    def _share(self, rank: ReplayedRank, slot: int, what: int, *, writable: bool = False) -> None:
         if slot & _SPACE != _SLOT or what & _SPACE not in (_IN, _OUT):
             raise ScheduleError(
                 f"{self._where(rank)}: expected a slot and an input or output, got {_text(what)}"
             )
         self._store(rank, slot, self._read(rank, what), holds_address=True)
-        rank.shared_slots[rank.block][what] = self.slots[slot, rank.block % self.depth]
+        made = rank.shared_slots[rank.block][what] = self.slots[slot, rank.block % self.depth]
+        made.writable = writable
 
-    def _fold(self, rank: _ReplayedRank, contents: list[Content]) -> Content:
+    def _fold(self, rank: ReplayedRank, contents: list[Content]) -> Content:
         chunk, mask = contents[0]
         for other, more in contents[1:]:
             if other != chunk or mask & more:
@@ -272,12 +237,13 @@ class _Replay:
             mask |= more
         return chunk, mask
 
-    def _read(self, rank: _ReplayedRank, ref: int) -> Content:
+    def _read(self, rank: ReplayedRank, ref: int) -> Content:
         space = ref & _SPACE
         if space not in (_SLOT, _SHARED):
             if ref not in rank.memory[rank.block]:
                 raise ScheduleError(f"{self._where(rank)}: {_text(ref)} is empty")
             self._require_seen(rank, rank.block, ref)
+            rank.local_reads[rank.block][ref] = rank.clock[rank.plan.rank]
             return rank.memory[rank.block][ref]
         slot = self.slots.get((ref ^ space ^ _SLOT, rank.block % self.depth))
         if slot is None or slot.block != rank.block or slot.written > rank.clock[_owner(ref)]:
@@ -292,7 +258,7 @@ class _Replay:
         return slot.content
 
     def _store(
-        self, rank: _ReplayedRank, ref: int, content: Content, *, holds_address: bool = False
+        self, rank: ReplayedRank, ref: int, content: Content, *, holds_address: bool = False
     ) -> None:
         me = rank.plan.rank
         if _owner(ref) != me or ref & _SPACE in (_IN, _SHARED):
@@ -317,7 +283,7 @@ class _Replay:
                     f"{self._where(rank)}: {_text(ref)} may be overwritten while rank "
                     f"{late[0]} reads it"
                 )
-        self.slots[key] = _Slot(
+        self.slots[key] = Slot(
             content=content,
             block=rank.block,
             written=rank.clock[me],
@@ -325,7 +291,7 @@ class _Replay:
             holds_address=holds_address,
         )
 
-    def _require_seen(self, rank: _ReplayedRank, block: int, ref: int) -> None:
+    def _require_seen(self, rank: ReplayedRank, block: int, ref: int) -> None:
         """Raises `ScheduleError` unless the rank has waited for another rank's write to `ref`."""
         writer, clock = rank.foreign_writes[block].get(ref, (rank.plan.rank, 0))
         if rank.clock[writer] < clock:
@@ -334,7 +300,7 @@ class _Replay:
                 f"{writer} writes it"
             )
 
-    def _require_unread(self, rank: _ReplayedRank, ref: int, content: Content) -> None:
+    def _require_unread(self, rank: ReplayedRank, ref: int, content: Content) -> None:
         """Raises `ScheduleError` if another rank may still read the overwritten memory in place."""
         shared_slots = rank.shared_slots[rank.block]
         shared_slot = shared_slots.get(ref)
@@ -350,7 +316,7 @@ class _Replay:
                 f"{self._where(rank)}: {_text(ref)} may be overwritten while others read it"
             )
 
-    def _end_step(self, rank: _ReplayedRank) -> None:
+    def _end_step(self, rank: ReplayedRank) -> None:
         ended = rank.step - self.lead
         memory = rank.memory.pop(ended, {})
         rank.shared_slots.pop(ended, None)
@@ -361,7 +327,8 @@ class _Replay:
                 )
             if ended >= 0:
                 self._require_seen(rank, ended, out)
-        rank.foreign_writes.pop(ended, None)
+        for noted in (rank.local_reads, rank.foreign_writes):
+            noted.pop(ended, None)
         rank.step, rank.pc, rank.entered = rank.step + 1, 0, False
 
     def _inputs(self, rank: int) -> dict[int, Content]:
@@ -394,7 +361,7 @@ class _Replay:
         if last is None or last.code is not Code.POST or last.value != plan.stages:
             raise ScheduleError(f"rank {plan.rank}: expected POST {plan.stages} as the last record")
 
-    def _where(self, rank: _ReplayedRank) -> str:
+    def _where(self, rank: ReplayedRank) -> str:
         row = rank.rows[rank.pc]
         what = Code(row[0]).name
         if row[0] == _WAIT:

@@ -54,10 +54,12 @@ def _sorted_pairs(result: Numbers, place: Numbers) -> Numbers:
 
 def write_back(table: Table) -> Table:
     """Changes the records of a rank from single copy to write-back: reductions write their result
-    to their operands, and nobody copies it."""
+    to their operands, and nobody copies it. The flag of a SHARE tells the owner of an operand.
+    """
     pulled = (table["code"] == Code.COPY) & (table["src"] & 0xFF == Space.SHARED)
     kept: Table = table[~pulled]
     result = (kept["code"] == Code.REDUCE) & (kept["flags"] & Flag.SHARES != 0)
     kept["flags"][result] ^= np.uint16(Flag.SHARES | Flag.WRITES_BACK)
     kept["dst2"][result] = 0
+    kept["flags"][kept["code"] == Code.SHARE] |= np.uint16(Flag.WRITES_BACK)
     return kept
