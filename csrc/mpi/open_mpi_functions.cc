@@ -51,7 +51,7 @@ void flush_python() {
     flushed.wait_for(kFlushLimit);
 }
 
-[[noreturn]] void end(const std::string& text) {
+[[noreturn]] void end_process(const std::string& text) {
     static auto& first = *new std::mutex;
     first.lock();  // for good: the first error ends the process
     const int rank = world() ? world()->rank() : 0;
@@ -64,14 +64,14 @@ void flush_python() {
 
 // When the interpreter has ended, nothing reads the results, and the group has left.
 int done(int code) {
-    if (code != kSuccess && !has_ended()) end(text_of(code));
+    if (code != kSuccess && !has_ended()) end_process(text_of(code));
     return code;
 }
 
 Communicator& of(void* comm);
 
 int collective(void* comm, uint32_t op, Reduction reduction, const void* in, void* out, int count) {
-    if (count < 0) end("expected at most 2^31 - 1 elements, MPI's limit, got more");
+    if (count < 0) end_process("expected at most 2^31 - 1 elements, MPI's limit, got more");
     const unisono_collective made{op, reduction.dtype, reduction.reduction, -1,
                                   static_cast<uint64_t>(count)};
     return of(comm).run(made, in, out);
@@ -94,7 +94,7 @@ int combine_gathered(void* comm, const Type& type, UserFunction function, const 
 }
 
 unisono_message message_of(const void* data, int count, const void* type, int peer, int tag) {
-    if (count < 0) end("expected at most 2^31 - 1 elements, MPI's limit, got more");
+    if (count < 0) end_process("expected at most 2^31 - 1 elements, MPI's limit, got more");
     return {const_cast<void*>(data), static_cast<uint64_t>(count),
             static_cast<const Type*>(type)->dtype, peer,
             tag == kAnyTag ? UNISONO_ANY_TAG : static_cast<uint64_t>(tag)};
@@ -130,7 +130,7 @@ namespace {
 Communicator& of(void* comm) {
     Communicator* const found =
         comm == &ompi_mpi_comm_world ? world() : static_cast<Communicator*>(comm);
-    if (!found) end("this communicator does not exist");
+    if (!found) end_process("this communicator does not exist");
     return *found;
 }
 
@@ -157,7 +157,7 @@ EXPORTED int MPI_Init(int*, char***) {
     if (world()) return kSuccess;
     std::string error;
     Communicator* const joined = join_world(error);
-    if (!joined && !error.empty()) end(error);
+    if (!joined && !error.empty()) end_process(error);
     set_world(joined ? joined : new Communicator("this process is alone"));
     return kSuccess;
 }
@@ -187,8 +187,8 @@ EXPORTED int MPI_Comm_split(void* comm, int color, int key, void** part) {
     return code;
 }
 
+// MLX frees a group whose collectives are still in the queue of a stream, so groups stay.
 EXPORTED int MPI_Comm_free(void** comm) {
-    if (!has_ended()) delete static_cast<Communicator*>(*comm);  // asks Python
     *comm = nullptr;
     return kSuccess;
 }
@@ -226,7 +226,8 @@ EXPORTED int MPI_Recv(void* data, int count, const void* type, int from, int tag
 EXPORTED int MPI_Type_contiguous(int count, const void* type, const void** made) {
     static std::atomic<int> number{0};
     if (count != 2 || type != &ompi_mpi_uint8_t)
-        end("expected MLX's types of two bytes, got another one: this version of MLX is unknown");
+        end_process(
+            "expected MLX's types of two bytes, got another one: this version of MLX is unknown");
     *made = new Type{number++ ? UNISONO_BFLOAT16 : UNISONO_FLOAT16, 2};
     return kSuccess;
 }
@@ -245,7 +246,8 @@ EXPORTED int MPI_Op_create(UserFunction function, int, const void** made) {
 
 #define REFUSED(name)                                                                        \
     EXPORTED int name() {                                                                    \
-        end(#name                                                                            \
+        end_process(                                                                         \
+            #name                                                                            \
             " is not served: MLX's collectives of this process run on Unisono, so no other " \
             "library, such as mpi4py, can use MPI in it");                                   \
     }
