@@ -24,7 +24,7 @@ def data():
 
 
 def fit():
-    import unisono.mlx  # isort: skip # before MLX
+    import unisono.mlx  # noqa: F401 # isort: skip # before MLX
 
     import mlx.core as mx
 

@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-import unisono.mlx  # isort: skip # before MLX
+import unisono.mlx  # noqa: F401 # isort: skip # before MLX
 
 import mlx.core as mx
 
 TYPES = (
-    "bool_ int8 uint8 int16 uint16 int32 uint32 int64 uint64 float16 bfloat16 float32 float64 "
-    "complex64"
-).split()
+    *("bool_", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
+    *("float16", "bfloat16", "float32", "float64", "complex64"),
+)
 COUNTS = (0, 1, 1000, 70_001)
 
 

@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 
-import unisono.mlx  # isort: skip # before MLX
+import unisono.mlx  # noqa: F401 # isort: skip # before MLX
 
 import mlx.core as mx
 

@@ -127,7 +127,7 @@ def test_other_calls_are_told_with_each_ranks_call():
 
 @pytest.mark.parametrize("kind", ["stopped", "late"])
 def test_a_process_that_does_not_come_ends_the_others_after_the_timeout(kind: str):
-    processes = start(3, "faults.py", kind, UNISONO_TIMEOUT_S="3")
+    processes = start(3, "faults.py", kind, UNISONO_TIMEOUT_S="10")
     early = ended([processes[0], processes[2]], may_be_stopped=processes[1])
     for status, _, errors in early:
         said = OF_OURS.search(errors)

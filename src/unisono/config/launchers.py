@@ -69,8 +69,8 @@ def world(environ: Mapping[str, str]) -> LaunchedRank:
     if found is None:
         raise RendezvousError(
             "no rank given: call init(rank=, size=, rendezvous=), use unisono.run, or start the "
-            "program with torchrun, mpiexec, srun or mlx.launch (or set UNISONO_RANK, UNISONO_SIZE and "
-            "UNISONO_RENDEZVOUS)"
+            "program with torchrun, mpiexec, srun or mlx.launch (or set UNISONO_RANK, "
+            "UNISONO_SIZE and UNISONO_RENDEZVOUS)"
         )
     return found
 
