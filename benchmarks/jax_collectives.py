@@ -99,12 +99,14 @@ def body(kind: str, scatters: int, address: str) -> dict[str, float]:
     import jax
 
     with unisono.init() as comm:
-        jax.distributed.initialize(address, comm.size, comm.rank)
-        if scatters:
-            wrong = Ranks().wrong_scatters(scatters)
+        size, rank = comm.size, comm.rank
+    jax.distributed.initialize(address, size, rank)
+    if scatters:
+        wrong = Ranks().wrong_scatters(scatters)
+        with unisono.init() as comm:
             found = {"wrong": float(comm.all_reduce(wrong, "max").sum())}
-        else:
-            found = Ranks().seconds()
+    else:
+        found = Ranks().seconds()
     if kind != "openmpi":  # which ends the process if its groups are freed after MPI
         jax.distributed.shutdown()
     return found
