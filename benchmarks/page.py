@@ -14,7 +14,12 @@ from controller_page import render_controller
 from faults_page import render_faults
 from hosts_page import render_hosts
 from install_page import render_install
-from interfaces_page import render_c_interface, render_jax
+from interfaces_page import (
+    render_c_interface,
+    render_jax,
+    render_jax_scatters,
+    render_mlx,
+)
 from model_layouts_page import render_model_layouts
 from p2p_page import render_p2p
 from published_page import render_published
@@ -30,6 +35,8 @@ APIS = ("native", "torch")
 SECTIONS: Mapping[str, tuple[str, Callable[[Any], list[str]]]] = {
     "Installation": ("install-time", render_install),
     "JAX": ("jax-collectives", render_jax),
+    "JAX: wrong sums": ("jax-scatters", render_jax_scatters),
+    "MLX": ("mlx-collectives", render_mlx),
     "C interface": ("c-interface", render_c_interface),
     "Published algorithms": ("published", render_published),
     "Choice": ("regret", render_choice),

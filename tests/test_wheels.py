@@ -66,17 +66,31 @@ def test_each_architecture_has_a_wheel_for_3_11_and_one_for_all_later_versions()
 
 @pytest.mark.parametrize("wheel", _WHEELS, ids=lambda path: path.stem)
 @pytest.mark.program("nm")
-def test_a_wheel_is_small_and_exports_one_symbol(wheel: Path, tmp_path: Path) -> None:
+def test_a_wheel_is_small_and_its_libraries_export_what_others_look_up(
+    wheel: Path, tmp_path: Path
+) -> None:
     assert wheel.stat().st_size < 3_000_000
     with zipfile.ZipFile(wheel) as archive:
-        (core,) = (name for name in archive.namelist() if name.endswith(".so"))
-        archive.extract(core, tmp_path)
-    command = ["nm", "--dynamic", "--format=just-symbols", tmp_path / core]
-    done = subprocess.run([*command, "--defined-only"], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["PyInit__native"]
+        archive.extractall(tmp_path)
+    exported = {path.name.partition(".")[0]: _names(path) for path in tmp_path.rglob("*.so")}
+    assert exported.pop("_native") == {"PyInit__native"}
+    (jax, mlx) = (exported.pop(f"libunisono{name}_mpi") for name in ("", "_open"))
+    assert not exported
+    own = {"unisono_mpi_use", "unisono_mpi_end"}
+    assert {"MPIABI_Allreduce", "MPIABI_Win_create", "mpiwrapper_version_major"} | own <= jax
+    assert len(jax) > 600 and all(re.match("MPIX?ABI_|mpiwrapper_|mpiabi_", e) for e in jax - own)
+    assert {"MPI_Allreduce", "ompi_mpi_comm_world", "ompi_mpi_c_bool"} | own <= mlx
+    assert all(re.match("MPI_|ompi_mpi_|unisono_mpi_", each) for each in mlx)
+    (core,) = tmp_path.rglob("_native.*")
+    assert {"memcpy", "memmove", "memset"} <= _names(core, "--undefined-only"), (
+        "the C library's are faster than zig's"
+    )
+
+
+def _names(library: Path, which: str = "--defined-only") -> set[str]:
+    command = ["nm", "--dynamic", "--format=just-symbols", which, library]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    names = {each.partition("@")[0] for each in done.stdout.split()}
-    assert {"memcpy", "memmove", "memset"} <= names, "the C library's are faster than zig's"
+    return {each.partition("@")[0] for each in done.stdout.split()}
 
 
 @pytest.mark.parametrize("wheel", _WHEELS, ids=lambda path: path.stem)

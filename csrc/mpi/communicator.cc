@@ -1,9 +1,14 @@
 #include "mpi/communicator.h"
 
 #include <array>
+#include <chrono>
+#include <future>
+#include <memory>
+#include <thread>
 #include <utility>
 
 #include "mpi/names.h"
+#include "mpi/program.h"
 
 namespace unisono::mpi {
 namespace {
@@ -59,10 +64,39 @@ unisono_call* Communicator::prepared(const unisono_collective& collective, std::
         uint64_t{collective.op} << 32 | collective.dtype << 16 | collective.reduction;
     const std::lock_guard lock(mutex_);
     unisono_call*& call = calls_[kind][collective.count];
-    unisono_error failure;
-    if (!call && group_->api->prepare(group_, &collective, &call, &failure) != UNISONO_OK)
-        error = failure.text;
+    if (!call) call = prepare(collective, error);
     return call;
+}
+
+// Asks Python in a thread of its own: if a thread holds the GIL while it waits for this call,
+// neither would ever end.
+unisono_call* Communicator::prepare(const unisono_collective& collective, std::string& error) {
+    if (has_ended()) {
+        error = "the interpreter has ended";
+        return nullptr;
+    }
+    struct Answer {
+        unisono_call* call = nullptr;
+        unisono_error failure{};
+    };
+    const auto answer = std::make_shared<std::promise<Answer>>();
+    auto answered = answer->get_future();
+    group_->api->retain(group_);
+    std::thread([answer, collective, group = group_] {
+        Answer found;
+        group->api->prepare(group, &collective, &found.call, &found.failure);
+        answer->set_value(found);
+        group->api->release(group);
+    }).detach();
+    if (answered.wait_for(std::chrono::duration<double>(timeout_s_)) != std::future_status::ready) {
+        error =
+            "Python chooses the algorithm of a new collective, and its lock (GIL) was not free "
+            "within the timeout: a thread holds it while it waits for this collective";
+        return nullptr;
+    }
+    const Answer found = answered.get();
+    if (!found.call) error = found.failure.text;
+    return found.call;
 }
 
 int Communicator::run(const unisono_collective& collective, const void* in, void* out) {
@@ -83,12 +117,25 @@ int Communicator::begin(const unisono_message& message, bool sends, unisono_requ
     return status == UNISONO_OK ? kSuccess : code_of(failure.text);
 }
 
+int Communicator::send(const unisono_message& message) {
+    if (!group_) return code_of(error_);
+    unisono_error failure;
+    const auto status = group_->api->send(group_, &message, timeout_s_, &failure);
+    return status == UNISONO_OK ? kSuccess : code_of(failure.text);
+}
+
+int Communicator::receive(const unisono_message& message) {
+    if (!group_) return code_of(error_);
+    unisono_error failure;
+    const auto status =
+        group_->api->receive(group_, &message, timeout_s_, nullptr, nullptr, &failure);
+    return status == UNISONO_OK ? kSuccess : code_of(failure.text);
+}
+
 int Communicator::exchange(const unisono_message& out, const unisono_message& in) {
     unisono_request* incoming = nullptr;
     if (const int code = begin(in, false, &incoming)) return code;
-    unisono_error failure;
-    const auto sent = group_->api->send(group_, &out, timeout_s_, &failure);
-    const int code = sent == UNISONO_OK ? kSuccess : code_of(failure.text);
+    const int code = send(out);
     const int received = wait(incoming);  // also after an error, which fails it at once
     return code ? code : received;
 }

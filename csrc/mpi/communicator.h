@@ -33,12 +33,15 @@ class Communicator {
     // Runs a collective; see unisono.h. Like all functions below, returns MPI's code.
     [[nodiscard]] int run(const unisono_collective& collective, const void* in, void* out);
     [[nodiscard]] int begin(const unisono_message& message, bool sends, unisono_request** request);
+    [[nodiscard]] int send(const unisono_message& message);
+    [[nodiscard]] int receive(const unisono_message& message);
     [[nodiscard]] int exchange(const unisono_message& out, const unisono_message& in);
     [[nodiscard]] int wait(unisono_request* request);
     [[nodiscard]] int split(int color, int key, Communicator** part);
 
   private:
     [[nodiscard]] unisono_call* prepared(const unisono_collective& collective, std::string& error);
+    [[nodiscard]] unisono_call* prepare(const unisono_collective& collective, std::string& error);
 
     unisono_group* group_ = nullptr;
     double timeout_s_ = 0;

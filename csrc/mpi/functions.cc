@@ -9,27 +9,14 @@
 
 #include "mpi/communicator.h"
 #include "mpi/names.h"
+#include "mpi/program.h"
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 
 namespace unisono::mpi {
 namespace {
 
-// What the program in Python provides. `join` returns the group of all ranks, which Python owns,
-// and its timeout; after an error, it returns nullptr and writes a text. `check` returns 0, or
-// writes why no communicator can be made.
-struct Program {
-    unisono_group* (*join)(double* timeout_s, char* error, uint64_t size);
-    int (*check)(char* error, uint64_t size);
-};
-
-Program program{};
-// Never destroyed, since the process may end after Python.
-Communicator* world = nullptr;
 std::string world_error = "import unisono.jax before jax";
-bool is_finalized = false;
-
-constexpr size_t kMostText = 1024;  // MPI_MAX_ERROR_STRING
 
 struct Message {
     Communicator* comm;
@@ -48,7 +35,7 @@ std::optional<uint32_t> reduction_of(MPIABI_Op op) {
 }
 
 Communicator* of(MPIABI_Comm comm) noexcept {
-    return comm == kWorld ? world : reinterpret_cast<Communicator*>(comm);
+    return comm == kWorld ? world() : reinterpret_cast<Communicator*>(comm);
 }
 
 // Calls a function of a communicator, whose exceptions and missing communicator become codes.
@@ -100,32 +87,17 @@ int begin(void* data, int count, MPIABI_Datatype type, int peer, int tag, MPIABI
 
 }  // namespace
 
-// ---- functions for Python
-
-// Says where `MPI_Init_thread` and `MPI_Comm_split` ask.
-EXPORTED void unisono_mpi_use(const Program* functions) {
-    program = *functions;
-}
-
 // ---- functions of MPI
 
 EXPORTED int MPIABI_Init_thread(int*, char***, int, int* provided) {
     *provided = kMultiple;
-    if (!program.join) return code_of(world_error);
-    char text[kMostText] = "";
-    double timeout_s = 0;
-    unisono_group* const group = program.join(&timeout_s, text, sizeof text);
-    if (group) {
-        group->api->retain(group);
-        world = new Communicator(group, timeout_s);
-    } else {
-        world = new Communicator(std::string(text));
-    }
-    return group ? kSuccess : code_of(text);
+    Communicator* const joined = join_world(world_error);
+    set_world(joined ? joined : new Communicator(world_error));
+    return joined ? kSuccess : code_of(world_error);
 }
 
 EXPORTED int MPIABI_Initialized(int* flag) {
-    *flag = world != nullptr;
+    *flag = world() != nullptr;
     return kSuccess;
 }
 
@@ -148,7 +120,7 @@ EXPORTED int MPIABI_Comm_split(MPIABI_Comm comm, int color, int key, MPIABI_Comm
         char text[kMostText] = "";
         Communicator* made = nullptr;
         int code = kSuccess;
-        if (program.check && program.check(text, sizeof text)) {
+        if (program().check && program().check(text, sizeof text)) {
             made = new Communicator(std::string(text));
             code = code_of(text);
         } else {
@@ -161,7 +133,7 @@ EXPORTED int MPIABI_Comm_split(MPIABI_Comm comm, int color, int key, MPIABI_Comm
 
 EXPORTED int MPIABI_Comm_free(MPIABI_Comm* comm) {
     // XLA frees communicators after MPI_Finalize, when Python has ended
-    if (*comm != kWorld && !is_finalized) delete of(*comm);
+    if (*comm != kWorld && !has_ended()) delete of(*comm);
     *comm = kNullComm;
     return kSuccess;
 }
@@ -217,12 +189,12 @@ EXPORTED int MPIABI_Error_string(int code, char* text, int* length) {
 }
 
 EXPORTED int MPIABI_Finalize() {
-    is_finalized = true;  // the group leaves with its communicator in Python
+    set_ended();  // the group leaves with its communicator in Python
     return kSuccess;
 }
 
 EXPORTED int MPIABI_Finalized(int* flag) {
-    *flag = is_finalized;
+    *flag = has_ended();
     return kSuccess;
 }
 

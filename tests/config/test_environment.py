@@ -208,7 +208,7 @@ def test_the_nearest_launcher_is_used() -> None:
 
 
 def test_a_missing_launcher_is_reported_with_remedies() -> None:
-    with pytest.raises(RendezvousError, match=r"unisono\.run.*torchrun, mpiexec or srun"):
+    with pytest.raises(RendezvousError, match=r"unisono\.run.*torchrun, mpiexec, srun or mlx"):
         config.launched_rank({})
 
 

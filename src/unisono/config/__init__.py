@@ -21,6 +21,7 @@ from unisono.config.environment import (
     gloo_network,
     launched_rank,
     override,
+    rank_if_launched,
     replaced_backend,
     settings,
     timeline_settings,
@@ -28,6 +29,7 @@ from unisono.config.environment import (
 )
 from unisono.config.jax_environment import prepare_jax
 from unisono.config.launchers import DERIVED_PORTS, MPI, TCP, TORCH_STORE, LaunchedRank
+from unisono.config.mlx_environment import prepare_mlx
 from unisono.config.rank_environment import adopt, of_child, own_variables
 
 __all__ = [
@@ -56,6 +58,8 @@ __all__ = [
     "override",
     "own_variables",
     "prepare_jax",
+    "prepare_mlx",
+    "rank_if_launched",
     "replaced_backend",
     "settings",
     "timeline_settings",

@@ -287,6 +287,15 @@ def launched_rank(environ: Mapping[str, str] = os.environ) -> World:
     return launchers.world(environ)
 
 
+def rank_if_launched(environ: Mapping[str, str] = os.environ) -> World | None:
+    """Returns what `launched_rank` returns, or None if no launcher is recognised.
+
+    >>> rank_if_launched({}) is None
+    True
+    """
+    return launchers.world_if_launched(environ)
+
+
 def export(found: World, environ: os._Environ[str] = os.environ) -> None:
     """Sets the variables from which a child process reads its rank, the number of ranks and the
     rendezvous.

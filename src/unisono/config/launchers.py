@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import socket
@@ -64,23 +65,31 @@ def world(environ: Mapping[str, str]) -> LaunchedRank:
     the ranks. With `UNISONO_WIRE=mpi`, the rendezvous is MPI. Raises `RendezvousError` if no
     launcher is recognised, or if the launcher names no rendezvous.
     """
+    found = world_if_launched(environ)
+    if found is None:
+        raise RendezvousError(
+            "no rank given: call init(rank=, size=, rendezvous=), use unisono.run, or start the "
+            "program with torchrun, mpiexec, srun or mlx.launch (or set UNISONO_RANK, "
+            "UNISONO_SIZE and UNISONO_RENDEZVOUS)"
+        )
+    return found
+
+
+def world_if_launched(environ: Mapping[str, str]) -> LaunchedRank | None:
+    """Returns what `world` returns, or None if no launcher is recognised."""
     if "UNISONO_RANK" in environ:
         return LaunchedRank(
             rank=number(environ, "UNISONO_RANK"),
             size=number(environ, "UNISONO_SIZE"),
             rendezvous=text(environ, "UNISONO_RENDEZVOUS"),
         )
-    for launcher in (_torchrun, _open_mpi, _mpich, _slurm):
+    for launcher in (_mlx_launch, _torchrun, _open_mpi, _mpich, _slurm):
         found = launcher(environ)
         if found is not None:
             return LaunchedRank(
                 rank=found.rank, size=found.size, rendezvous=_rendezvous(found, environ)
             )
-    raise RendezvousError(
-        "no rank given: call init(rank=, size=, rendezvous=), use unisono.run, or start the "
-        "program with torchrun, mpiexec or srun (or set UNISONO_RANK, UNISONO_SIZE and "
-        "UNISONO_RENDEZVOUS)"
-    )
+    return None
 
 
 def _rendezvous(found: _Launch, environ: Mapping[str, str]) -> str:
@@ -99,6 +108,24 @@ def _rendezvous(found: _Launch, environ: Mapping[str, str]) -> str:
             "where HOST is rank 0's host and PORT is a free port there"
         )
     return place
+
+
+def _mlx_launch(environ: Mapping[str, str]) -> _Launch | None:
+    """Reads the variables of `mlx.launch` with its ring, which names the addresses of each rank."""
+    if "MLX_RANK" not in environ or "MLX_HOSTFILE" not in environ:
+        return None
+    with open(environ["MLX_HOSTFILE"], encoding="utf-8") as file:
+        content = file.read().strip()
+    firsts = [str(addresses[0]) for addresses in json.loads(content)] if content else ["alone:0"]
+    hosts = {each.rpartition(":")[0] for each in firsts}
+    return _Launch(
+        launcher="mlx.launch",
+        rank=number(environ, "MLX_RANK"),
+        size=len(firsts),
+        local=len(firsts) if len(hosts) == 1 else 0,
+        job=f"mlx.launch:{firsts[0]}",
+        place=lambda: f"{TCP}{firsts[0]}",
+    )
 
 
 def _torchrun(environ: Mapping[str, str]) -> _Launch | None:

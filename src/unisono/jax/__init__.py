@@ -13,11 +13,11 @@ Unisono. The wheels of jax are used unchanged: their MPI collectives load `libun
 
 from unisono import config
 from unisono.jax.initialization import initialize
-from unisono.jax.mpi_library import MpiLibrary
 from unisono.jax.world import World
+from unisono.mpi_library import MpiLibrary
 
 _WORLD = World()
-_LIBRARY = MpiLibrary(_WORLD.join, _WORLD.refusal)
+_LIBRARY = MpiLibrary("libunisono_mpi.so", _WORLD.join, _WORLD.refusal)
 config.prepare_jax(_LIBRARY.path)
 
 __all__ = ["initialize"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import timedelta
 from typing import Any
 
@@ -48,6 +49,15 @@ class World:
 
         Raises `RendezvousError` if jax is not distributed, and the errors of `unisono.init`.
         """
+        try:
+            return self._joined()
+        except Exception as error:
+            # jax ignores this error, and waits for all processes before its first collective
+            reason = f"{type(error).__name__}: {error}"
+            print(f"unisono.jax: this process has no collectives: {reason}", file=sys.stderr)
+            raise
+
+    def _joined(self) -> Communicator:
         from jax._src import distributed
 
         state = distributed.global_state
