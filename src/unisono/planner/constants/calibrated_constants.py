@@ -98,7 +98,7 @@ class CalibratedConstants:
     """Bytes moved for each parameter that the optimizer updates."""
     expert_share: Mapping[str, float] = field(hash=False)
     """Ratio of the rate of the grouped matrix products of many experts to the rate of one large
-    product, by precision: "16", or "8" for all narrower formats."""
+    product, by architecture and precision."""
     expert_traffic: float
     """Bytes moved for each value of a routed token, to sort the tokens by expert and to restore
     their order."""
@@ -122,9 +122,10 @@ class CalibratedConstants:
         kernels = next((group[0] for group in groups if software in group), software)
         return _by_architecture(self.attention, architecture, kernels)
 
-    def grouped_products(self, precision: str) -> float:
+    def grouped_products(self, architecture: str, precision: str) -> float:
         """Returns the share of the rate of one large product that many experts' products reach."""
-        return self.expert_share["8" if precision in LOW_PRECISIONS else "16"]
+        bits = "8" if precision in LOW_PRECISIONS else "16"
+        return _by_architecture(self.expert_share, architecture, bits)
 
     def lost_tiles(self, architecture: str) -> float:
         """Returns the tiles on each multiprocessor whose time a matrix product loses."""

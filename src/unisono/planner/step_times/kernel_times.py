@@ -48,7 +48,7 @@ class KernelTimes:
         self._inner = constants.inner_loss * (2 / self.value_bytes if self.value_bytes < 2 else 1)
         self._wide_inner = constants.inner_loss
         self.start_s = constants.kernel_start_s
-        self.expert_share = constants.grouped_products(precision)
+        self.expert_share = constants.grouped_products(architecture, precision)
 
     def attention_rate(self, software: str) -> float:
         """Returns the FLOP/s of fused attention in the forward pass."""

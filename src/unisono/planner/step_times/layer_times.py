@@ -35,6 +35,9 @@ _USUAL_HEAD = 128
 _MERGED_BYTES = 10
 """Bytes for each value of the output that each step of a ring adds to the result of the steps
 before: one read in 16 bits, and one read and write in float32."""
+_CLAMP_BYTES = 16
+"""Bytes for each value of the inner width to limit both inputs of an activation, and to join them,
+in kernels of their own: so does Megatron-Core for GPT-OSS, whose experts have biases."""
 _BIAS_BYTES = 28
 """Bytes for each value to which experts add a bias: the product of bias and probability in float32
 (4 written), the sum (6 read, 4 written), the concatenation over the experts (4 read, 4 written) and
@@ -316,7 +319,9 @@ class LayerModel:
             OperatorTime("order by expert", "memory", ordered_s, ordered_s, 0, moved),
         ]
         if model.expert_vectors and shape.software != "megatron-2026":
-            found.append(self._kernel("expert biases", tokens * model.top_k * h * _BIAS_BYTES, 5))
+            clamped = _CLAMP_BYTES if shape.software in MEGATRON_CORE else 0
+            nbytes = tokens * model.top_k * (h * _BIAS_BYTES + inner * clamped)
+            found.append(self._kernel("expert biases", nbytes, 5))
         if model.shared_experts:
             width = model.shared_experts * model.expert_ffn / shape.tp
             found += [
