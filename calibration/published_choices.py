@@ -17,6 +17,8 @@ class PublishedChoices(NamedTuple):
     recompute: str | None = None
     software: str | None = None
     states: str = "mixed"
+    expert_vectors: int = 0
+    """Elements of the biases of an expert."""
 
 
 _NARAYANAN = {
@@ -33,6 +35,9 @@ _NARAYANAN = {
 }
 """Micro batches and interleaving of table 1 (github NVIDIA/Megatron-LM,
 examples/academic_paper_scripts/sc21/run_table_1.sh)."""
+
+_OSS_BIASES = 3 * 2880
+"""Elements of the biases of an expert of GPT-OSS (github openai/gpt-oss, torch/model.py)."""
 
 _BRIDGE_MODELS = ("LLAMA3", "Qwen3_30B", "Qwen3_235B", "GPT OSS")
 """Beginnings of the names of models whose configurations in Megatron-Bridge were read."""
@@ -70,10 +75,15 @@ def published_choices(row: Mapping[str, str]) -> PublishedChoices:
         # scripts/train/benchmarking/sweep.py of 2023)
         # with `mixed_precision: PURE`, which sums gradients in 16 bits
         return PublishedChoices(software="torch-2023", states="bf16-gradients")
-    if source.startswith(("NeMo AutoModel", "KempnerForge")):
-        # `torch_dtype: bf16` with `torch.optim.Adam`; `model.to(dtype=param_dtype)` of
-        # kempnerforge/distributed/parallel.py
+    if source.startswith("KempnerForge"):
+        # `model.to(dtype=param_dtype)` of kempnerforge/distributed/parallel.py
         return PublishedChoices(states="bf16")
+    if source.startswith("NeMo AutoModel"):
+        # `torch_dtype: bf16` with `torch.optim.Adam`
+        if name.startswith("GPT-OSS"):  # FlexAttention, and `_apply_bias` of moe/layers.py
+            return PublishedChoices(states="bf16", recompute="none", expert_vectors=_OSS_BIASES)
+        # `attn: te` and `activation_checkpointing: true` of examples/llm_benchmark/**/*_te_deepep
+        return PublishedChoices(states="bf16", recompute="full", software="transformer-engine")
     if source.startswith("MLPerf v5.1, Llama 3.1 8B") and row["device"] not in ("MI355X", "MI325X"):
         # config_common_cg.sh, which NVIDIA's configurations of Llama 3.1 8B read
         return PublishedChoices(states="bf16-gradients", software="megatron-2026")
@@ -114,7 +124,8 @@ def _megatron_bridge(release: str, name: str, row: Mapping[str, str]) -> Publish
     that do not fit in memory are moved to the host.
     """
     if not name.startswith(_BRIDGE_MODELS):
-        return PublishedChoices(states="bf16-gradients")
+        # `recompute_modules` of DeepSeek-V3 and Kimi K2: mla_up_proj, moe_act, mlp
+        return PublishedChoices(states="bf16-gradients", recompute="selective")
     device, wide = row["device"], row["precision"] == "bf16"
     again = name.startswith("GPT OSS") and wide and device in _SELECTIVE_DEVICES
     graph = release >= "26.06" and row.get("note", "").startswith("MXFP8")
@@ -122,4 +133,5 @@ def _megatron_bridge(release: str, name: str, row: Mapping[str, str]) -> Publish
         recompute="selective" if again else "none",
         states="bf16-gradients",
         software="megatron-2026" if graph and device in _WHOLE_GRAPHS.get(name, ()) else None,
+        expert_vectors=_OSS_BIASES if name.startswith("GPT OSS") else 0,
     )

@@ -79,6 +79,7 @@ def run_of_row(row: Mapping[str, str]) -> PublishedRun:
         name=row["model"],
         model=Transformer(
             **{name: numbers[name] or 0 for name in _MODEL_NUMBERS},
+            expert_vectors=known.expert_vectors,
             gated=row["gated"] == "1",
             tied=row["tied"] == "1",
         ),

@@ -38,8 +38,8 @@ def test_default_software(device: str, precision: str, axes: dict[str, Any], sof
 
 
 def test_no_layout_escapes_old_software() -> None:
-    """Tests that tensor and context parallelism of one device count have equal attention: the
-    planner assumes the same software for both.
+    """Tests that tensor and context parallelism of one device count have almost equal attention:
+    the planner assumes the same software for both. A ring's kernels are shorter, so they are slower.
     """
     cluster = planner.Cluster(device="a100", devices=2)
     model = planner.load_model("llama3-8b")
@@ -48,7 +48,7 @@ def test_no_layout_escapes_old_software() -> None:
     steps = [
         planner.predict(model, cluster, layout, job).time["attention"] for layout in (one, two)
     ]
-    assert steps[0] == pytest.approx(steps[1], rel=0.01)
+    assert steps[0] < steps[1] < 1.25 * steps[0]
 
 
 def test_the_search_finds_the_software_of_each_layout() -> None:

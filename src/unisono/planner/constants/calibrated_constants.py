@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from unisono.planner.data_files import data_text
-from unisono.planner.inputs.workload import MEGATRON_CORE, TORCH_FSDP
+from unisono.planner.inputs.workload import LOW_PRECISIONS, MEGATRON_CORE, TORCH_FSDP
 
 _FALLBACK = {
     "volta": "ampere",
@@ -96,9 +96,9 @@ class CalibratedConstants:
     """Fraction by which compute becomes slower while an exchange runs at the same time."""
     optimizer_bytes: float
     """Bytes moved for each parameter that the optimizer updates."""
-    expert_share: float
-    """Ratio of the rate of the experts' grouped matrix products to the rate of one large
-    product."""
+    expert_share: Mapping[str, float] = field(hash=False)
+    """Ratio of the rate of the grouped matrix products of many experts to the rate of one large
+    product, by architecture and precision."""
     expert_traffic: float
     """Bytes moved for each value of a routed token, to sort the tokens by expert and to restore
     their order."""
@@ -121,6 +121,11 @@ class CalibratedConstants:
         groups = (MEGATRON_CORE, TORCH_FSDP)  # The software of a group has the same kernels.
         kernels = next((group[0] for group in groups if software in group), software)
         return _by_architecture(self.attention, architecture, kernels)
+
+    def grouped_products(self, architecture: str, precision: str) -> float:
+        """Returns the share of the rate of one large product that many experts' products reach."""
+        bits = "8" if precision in LOW_PRECISIONS else "16"
+        return _by_architecture(self.expert_share, architecture, bits)
 
     def lost_tiles(self, architecture: str) -> float:
         """Returns the tiles on each multiprocessor whose time a matrix product loses."""
@@ -159,7 +164,7 @@ def constants_document() -> Mapping[str, Any]:
 
 def constants_from(document: Mapping[str, Any]) -> CalibratedConstants:
     """Returns the constants of a document such as `data/constants.json`."""
-    groups: dict[str, Any] = {"efficiency": {}, "attention": {}, "tile_loss": {}, "sigma": {}}
+    groups: dict[str, Any] = {"efficiency": {}, "attention": {}, "tile_loss": {}, "expert_share": {}, "sigma": {}}
     values: dict[str, Any] = {}
     for name, entry in document["constants"].items():
         group, _, key = name.partition("/")

@@ -126,18 +126,18 @@ def _front_of(request: OptionRequest, tolerance: float, cluster: Cluster) -> lis
             if front and front[-1].memory == memory:
                 front.pop()
             front.append(_Point(cluster.devices, memory, step_s, option, kinds))
-            limit_s = step_s * (1 - tolerance)
+            limit_s = step_s
     return front
 
 
 def _not_beaten(points: list[_Point], tolerance: float) -> list[_Point]:
-    """Returns the points that are not beaten. A point is beaten if another point, with fewer
-    devices, is at least as good in both memory and time, within the tolerance.
+    """Returns the points that are not beaten. A point is beaten if another point, with no more
+    devices, is at least as good in memory, and in time within the tolerance.
     """
     found: list[_Point] = []
     for point in sorted(points, key=lambda each: each[:3]):
         beaten = any(
-            other.devices < point.devices
+            other.devices <= point.devices
             and other.memory <= point.memory
             and other.step_s * (1 - tolerance) <= point.step_s
             for other in found

@@ -109,9 +109,14 @@ def layout_options(
 def _of_sizes(request: OptionRequest, run: RunModel, tp: int, pp: int) -> Iterator[LayoutOption]:
     """Yields the options whose layouts have these `tp` and `pp`."""
     number = 0
+    known: dict[object, list[tuple[int, str, float]]] = {}
     for layout in _open_layouts(request, run, tp, pp):
         open_layout = OpenLayout(layout)
-        for micro_batch, recompute, bound_s in _bounds(run, layout):
+        # Layouts that differ only in ZeRO 0 and 1, or in the schedule, have the same bounds.
+        key = layout.dp, *(run.times.layer_key(layout, experts=each) for each in (False, True))
+        if key not in known:
+            known[key] = list(_bounds(run, layout))
+        for micro_batch, recompute, bound_s in known[key]:
             microbatches = run.workload.global_batch // layout.dp // micro_batch
             for chunks in run.chunk_counts(layout, microbatches):
                 number += 1
@@ -158,19 +163,20 @@ def _bounds(run: RunModel, layout: Layout) -> Iterator[tuple[int, str, float]]:
     """Yields each combination of micro batch and recomputation with a lower bound of its step time.
 
     The bound is the time of an average stage for all microbatches: no step is shorter, because the
-    slowest stage has at least the average number of layers.
+    slowest stage takes at least as long as the average one.
     """
-    share = run.model.layers / layout.pp * run.least_factor
+    model, times = run.model, run.times
+    counts = {False: model.layers - model.moe_layers, True: model.moe_layers}
+    layers = [(experts, count) for experts, count in counts.items() if count]
     per_replica = run.workload.global_batch // layout.dp
-    kinds = {run.model.moe_layers > 0, run.model.moe_layers == run.model.layers}
     for micro_batch in run.micro_batches(per_replica):
-        microbatches = per_replica // micro_batch
+        stages = per_replica // micro_batch * run.least_factor / layout.pp
         for recompute in run.recomputations():
-            layer_s = min(
-                run.times.layer_s(layout, micro_batch, recompute, experts=experts)
-                for experts in kinds
+            layers_s = sum(
+                count * times.layer_s(layout, micro_batch, recompute, experts=experts)
+                for experts, count in layers
             )
-            yield micro_batch, recompute, microbatches * share * layer_s
+            yield micro_batch, recompute, stages * layers_s
 
 
 def _shardings(

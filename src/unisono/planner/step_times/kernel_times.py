@@ -48,6 +48,8 @@ class KernelTimes:
         self._inner = constants.inner_loss * (2 / self.value_bytes if self.value_bytes < 2 else 1)
         self._wide_inner = constants.inner_loss
         self.start_s = constants.kernel_start_s
+        self._products: dict[tuple[float, ...], tuple[float, float]] = {}
+        self.expert_share = constants.grouped_products(architecture, precision)
 
     def attention_rate(self, software: str) -> float:
         """Returns the FLOP/s of fused attention in the forward pass."""
@@ -80,8 +82,12 @@ class KernelTimes:
         """Returns the forward time of a matrix product, and the time of its two gradients, or of
         its input's gradient for frozen weights.
         """
-        forward_s = self.product_s(rows, columns, inner, count, share)
-        backward_s = self.product_s(rows, inner, columns, count, share)
-        if not self.frozen:
-            backward_s += self.product_s(inner, columns, rows, count, share)
-        return forward_s, backward_s
+        key = rows, columns, inner, count, share
+        found = self._products.get(key)
+        if found is None:
+            forward_s = self.product_s(rows, columns, inner, count, share)
+            backward_s = self.product_s(rows, inner, columns, count, share)
+            if not self.frozen:
+                backward_s += self.product_s(inner, columns, rows, count, share)
+            found = self._products[key] = forward_s, backward_s
+        return found

@@ -25,6 +25,24 @@ _EAGER_ROTARY = 16
 (6), product (8) and conversion back (6), instead of one read and write."""
 _EAGER_SILU = 10
 """Bytes per value of a gated activation in two kernels, instead of one."""
+_PAIR_COLUMNS, _KERNEL_POSITIONS = 40, 400
+"""Work of fused attention beside its products: for each pair of positions, that of so many columns
+of a head (exponentials, whose number does not depend on the width), and for each position, that of
+so many others (blocks that lie partly above the diagonal, incomplete waves). On an H200, cuDNN has
+55 and 250, and FlashAttention 2 has 19 and 390 (benchmarks/gpu_operators.py)."""
+_USUAL_HEAD = 128
+"""Columns of the heads for which rates of fused attention are stated."""
+_MERGED_BYTES = 10
+"""Bytes for each value of the output that each step of a ring adds to the result of the steps
+before: one read in 16 bits, and one read and write in float32."""
+_CLAMP_BYTES = 16
+"""Bytes for each value of the inner width to limit both inputs of an activation, and to join them,
+in kernels of their own: so does Megatron-Core for GPT-OSS, whose experts have biases."""
+_BIAS_BYTES = 28
+"""Bytes for each value to which experts add a bias: the product of bias and probability in float32
+(4 written), the sum (6 read, 4 written), the concatenation over the experts (4 read, 4 written) and
+the conversion to 16 bits (4 read, 2 written). Programs run them one by one (`_apply_bias` of
+Megatron-Core and of NeMo AutoModel)."""
 _EXPERT_PRODUCTS = ("experts in", "experts out")
 _RESIDUAL, _RESIDUAL_WITH_DROPOUT = 12, 14
 """Bytes moved per value by the two residual sums, without and with a dropout mask."""
@@ -203,6 +221,11 @@ class LayerModel:
         # Causal kernels skip half of the pairs, and those outside of windows.
         flops *= model.attended_share(shape.seq)
         forward_s = flops / 2 / kernels.attention_rate(shape.software)
+        # Each step of a ring is a kernel for a part of the positions.
+        steps = shape.cp if self._context == "ring" else 1
+        forward_s *= 1 + steps * _KERNEL_POSITIONS / shape.seq
+        columns = width / 2
+        forward_s *= (1 + _PAIR_COLUMNS / columns) / (1 + _PAIR_COLUMNS / _USUAL_HEAD)
         backward_s = BACKWARD_ATTENTION * forward_s
         return OperatorTime("attention", "attention", forward_s, backward_s, flops / 2, 0)
 
@@ -225,6 +248,9 @@ class LayerModel:
             values = _activation_bytes(model, eager)
             nbytes = tokens / shape.tp * values * model.ffn
             found.append(self._kernel("activation", nbytes, 2 if eager else 1))
+        if shape.cp > 1 and self._context == "ring":
+            values = tokens / shape.tp * model.heads * model.head_dim
+            found.append(self._kernel("ring sums", shape.cp * _MERGED_BYTES * values, shape.cp))
         if self._kernels.value_bytes < 2:
             found.append(self._kernel("conversion", self._converted_bytes(shape), 4))
         if self._lora is not None:
@@ -279,7 +305,7 @@ class LayerModel:
         rows = tokens * model.top_k / local
         inner, h = model.expert_ffn / split, model.hidden
         # n products of a device have n - 1 gaps; one product is as fast as a dense one.
-        share = 1 / (1 + (1 / self._constants.expert_share - 1) * (1 - 1 / local))
+        share = 1 / (1 + (1 / kernels.expert_share - 1) * (1 - 1 / local))
         into = kernels.all_products_s(rows, (model.matrices - 1) * inner, h, local, share)
         out = kernels.all_products_s(rows, h, inner, local, share)
         moved = tokens * model.top_k * h * self._constants.expert_traffic
@@ -292,6 +318,10 @@ class LayerModel:
             self._kernel("expert activation", tokens * model.top_k * values * inner, 1),
             OperatorTime("order by expert", "memory", ordered_s, ordered_s, 0, moved),
         ]
+        if model.expert_vectors and shape.software != "megatron-2026":
+            clamped = _CLAMP_BYTES if shape.software in MEGATRON_CORE else 0
+            nbytes = tokens * model.top_k * (h * _BIAS_BYTES + inner * clamped)
+            found.append(self._kernel("expert biases", nbytes, 5))
         if model.shared_experts:
             width = model.shared_experts * model.expert_ffn / shape.tp
             found += [

@@ -83,6 +83,7 @@ class StepModel:
         self._updates = UpdateTimes(model, workload, self.kernels, self.exchanges, constants, host)
         self._layer_times: dict[Shape, LayerTimes] = {}
         self._layer_steps: dict[tuple[object, ...], tuple[LayerStep, float]] = {}
+        self._units: dict[tuple[object, ...], tuple[float, float]] = {}
         self._outputs: dict[tuple[int, float], float] = {}
 
     def with_constants(self, constants: CalibratedConstants) -> StepModel:
@@ -200,13 +201,10 @@ class StepModel:
         """Returns the seconds of one layer and microbatch."""
         return self._layer(layout, micro_batch, recompute, experts)[1]
 
-    def _layer(
-        self, layout: Layout, micro_batch: int, recompute: str, experts: bool
-    ) -> tuple[LayerStep, float]:
-        """Returns the seconds of one layer and microbatch by kind, and their sum."""
+    def layer_key(self, layout: Layout, *, experts: bool) -> tuple[object, ...]:
+        """Returns the settings of a layout that determine the times of a layer."""
         zero = layout.microbatch_zero if layout.microbatch_zero >= 2 else 0
-        key = (
-            micro_batch,
+        return (
             layout.tp,
             layout.cp,
             layout.ep if experts else 1,
@@ -214,10 +212,15 @@ class StepModel:
             zero,
             (layout.dp, layout.dp_replicate) if zero else None,
             layout.rules.hides_exchanges,
-            recompute,
             experts,
             self._software(layout),
         )
+
+    def _layer(
+        self, layout: Layout, micro_batch: int, recompute: str, experts: bool
+    ) -> tuple[LayerStep, float]:
+        """Returns the seconds of one layer and microbatch by kind, and their sum."""
+        key = self.layer_key(layout, experts=experts), micro_batch, recompute
         found = self._layer_steps.get(key)
         if found is None:
             shape = self.shape(layout, micro_batch, experts=experts)
@@ -311,12 +314,16 @@ class StepModel:
         """Returns the seconds in which ZeRO gathers the weights of a layer, and in which it sums
         and divides its gradients.
         """
-        found = layer_parameters(self.model, layout, experts=experts)
-        gather_s = scatter_s = 0.0
-        for each in parameter_groups(found, layout):
-            one_s = self._updates.sharded_s(each, layout)
-            gather_s, scatter_s = gather_s + one_s[0], scatter_s + one_s[1]
-        return gather_s, scatter_s
+        key = self.layer_key(layout, experts=experts)
+        found = self._units.get(key)
+        if found is None:
+            parameters = layer_parameters(self.model, layout, experts=experts)
+            groups = parameter_groups(parameters, layout)
+            gathers, scatters = zip(
+                *(self._updates.sharded_s(each, layout) for each in groups), strict=True
+            )
+            found = self._units[key] = sum(gathers), sum(scatters)
+        return found
 
     def _outer_units_s(self, layout: Layout) -> float:
         """Returns the seconds of a microbatch's exchanges of ZeRO-2 and 3 beside which nothing is
