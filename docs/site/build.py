@@ -11,11 +11,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import labs
 import reference
-from contents import LANGUAGES, SECTIONS
+from contents import COURSE, LANGUAGES, SECTIONS
 from links import broken
 from slim import slim
 from staging import Staging, place
+
+from unisono.course import chapters
 
 _HERE = Path(__file__).parent
 
@@ -25,7 +28,7 @@ def main() -> None:
     site = Path(sys.argv[1]).resolve()
     work = site.with_name(site.name + "-work")
     for language in LANGUAGES:
-        source = stage(language, work / language)
+        source = stage(language, work / language, site / "players")
         target = site if language == "en" else site / language
         sphinx = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-c", str(_HERE)]
         run([*sphinx, "-d", str(work / f"doctrees-{language}"), str(source), str(target)], language)
@@ -36,15 +39,17 @@ def main() -> None:
     print(f"The site is in {site}: python -m http.server --directory {site}")
 
 
-def stage(language: str, folder: Path) -> Path:
+def stage(language: str, folder: Path, players: Path) -> Path:
     """Writes the source of one language's pages. Returns its folder."""
     staging = Staging(language, folder)
     staging.copy()
     index = folder / "index.md"
     trees = [_tree(title, [place(page) for page in pages]) for title, pages in SECTIONS[language]]
+    labs.write(language, staging.write, players)
+    trees.insert(0, _tree(COURSE[language], [f"course/{each.name}.md" for each in chapters()]))
     if language == "en":
         reference.write(staging.write)
-        trees.insert(4, _tree("Reference", [f"reference/{name}.md" for name in reference.MODULES]))
+        trees.insert(5, _tree("Reference", [f"reference/{name}.md" for name in reference.MODULES]))
     index.write_text(index.read_text() + "".join(trees))
     return folder
 

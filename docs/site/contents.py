@@ -12,7 +12,7 @@ START: Final = {"en": "docs/index.md", "zh": "docs/zh/index.md"}
 """The start page of each language. It becomes `index.md` of the language's pages."""
 
 COURSE: Final = {"en": "Course", "zh": "课程"}
-"""The heading of the section of labs, which follows the first section."""
+"""The heading of the section of labs, which is the first section."""
 
 SECTIONS: Final[dict[str, list[Section]]] = {
     "en": [
