@@ -77,7 +77,9 @@ class _LabPage:
         self.players.mkdir(parents=True, exist_ok=True)
         (self.players / file).write_text(html.unescape(found[1]))
         up = "../" if self.language == "en" else "../../"
-        frame = f'<iframe class="player" loading="lazy" src="{up}players/{file}" height="{found[2]}"'
+        frame = (
+            f'<iframe class="player" loading="lazy" src="{up}players/{file}" height="{found[2]}"'
+        )
         return f'```{{raw}} html\n{frame} title="{self.name} {self.shown}"></iframe>\n```'
 
 

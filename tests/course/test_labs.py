@@ -61,7 +61,7 @@ def algorithms(v: Defs) -> None:
     lacks, twice, conflict = v["answers"]
     assert "lacks the contribution" in lacks and "twice" in twice and "in one round" in conflict
     assert v["refusals"] == ["ScheduleError"] * 4 and v["largest_difference"] < 1e-12
-    assert min(v["small"], key=v["small"].get) == "direct"
+    assert min(v["small"], key=v["small"].get) == "recursive_doubling"
     assert v["large"]["ring"] == min(v["large"].values())
 
 
@@ -119,7 +119,9 @@ def test_lab_runs_and_its_claims_hold(name: str, language: str) -> None:
 
 def cells(file: Path) -> list[tuple[bool, list[ast.stmt]]]:
     """Returns whether each cell of a lab is hidden, and its code."""
-    functions = [each for each in ast.parse(file.read_text()).body if isinstance(each, ast.FunctionDef)]
+    functions = [
+        each for each in ast.parse(file.read_text()).body if isinstance(each, ast.FunctionDef)
+    ]
     return [("hide_code" in ast.unparse(f.decorator_list[0]), f.body) for f in functions]
 
 

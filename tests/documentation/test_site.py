@@ -26,7 +26,7 @@ SEARCHES = {
     "zh/search.html?q=集合通信库": "/zh/",
     "zh/search.html?q=归约分发": "zh/glossary.html",
 }
-BROWSER_S, BUILD_S = 240, 500
+BROWSER_S, BUILD_S = 300, 900
 
 pytestmark = [
     pytest.mark.optional,

@@ -38,4 +38,6 @@ def picture(svg: str) -> Any:
     import marimo
 
     drawing = svg[svg.index("<svg") :]
-    return marimo.Html(re.sub(r"<svg ", '<svg style="max-width:100%;height:auto" ', drawing, count=1))
+    return marimo.Html(
+        re.sub(r"<svg ", '<svg style="max-width:100%;height:auto" ', drawing, count=1)
+    )

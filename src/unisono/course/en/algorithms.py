@@ -8,7 +8,8 @@ app = marimo.App(app_title="Algorithms: write, prove, break, run")
 @app.cell(hide_code=True)
 def _():
     import marimo as mo
-    from unisono.course import ask, picture, player, wait_for
+
+    from unisono.course import ask, player, wait_for
 
     return ask, mo, player, wait_for
 
@@ -31,6 +32,7 @@ def _(mo):
 @app.cell
 def _():
     import numpy as np
+
     import unisono
     from unisono import algorithms, schedule, show, topology
     from unisono.types import Op
@@ -52,7 +54,9 @@ def _(mo):
 @app.cell
 def _(Op, schedule):
     def my_ring(ranks):
-        b = schedule.Builder(schedule.Collective(op=Op.ALL_REDUCE, ranks=ranks, parts=ranks), "my_ring")
+        b = schedule.Builder(
+            schedule.Collective(op=Op.ALL_REDUCE, ranks=ranks, parts=ranks), "my_ring"
+        )
         for step in range(ranks - 1):
             for rank in range(ranks):
                 b.reduce(rank, (rank - step) % ranks, (rank + 1) % ranks)
@@ -76,12 +80,14 @@ def _(mo):
 
 @app.cell(hide_code=True)
 def _(ask):
-    rounds = ask({
-        "7": 7,
-        "8": 8,
-        "14": 14,
-        "16": 16,
-    })
+    rounds = ask(
+        {
+            "7": 7,
+            "8": 8,
+            "14": 14,
+            "16": 16,
+        }
+    )
     rounds
     return (rounds,)
 
@@ -124,11 +130,13 @@ def _(mo):
 
 @app.cell(hide_code=True)
 def _(ask):
-    first = ask({
-        "a contribution is counted twice": "twice",
-        "a rank misses contributions": "lacks",
-        "two transfers write to one place": "conflict",
-    })
+    first = ask(
+        {
+            "a contribution is counted twice": "twice",
+            "a rank misses contributions": "lacks",
+            "two transfers write to one place": "conflict",
+        }
+    )
     first
     return (first,)
 
@@ -143,11 +151,13 @@ def _(mo):
 
 @app.cell(hide_code=True)
 def _(ask):
-    second = ask({
-        "a rank misses contributions": "lacks",
-        "a contribution is counted twice": "twice",
-        "two transfers write to one place": "conflict",
-    })
+    second = ask(
+        {
+            "a rank misses contributions": "lacks",
+            "a contribution is counted twice": "twice",
+            "two transfers write to one place": "conflict",
+        }
+    )
     second
     return (second,)
 
@@ -162,11 +172,13 @@ def _(mo):
 
 @app.cell(hide_code=True)
 def _(ask):
-    third = ask({
-        "a rank misses contributions": "lacks",
-        "a contribution is counted twice": "twice",
-        "two transfers write to one place": "conflict",
-    })
+    third = ask(
+        {
+            "a rank misses contributions": "lacks",
+            "a contribution is counted twice": "twice",
+            "two transfers write to one place": "conflict",
+        }
+    )
     third
     return (third,)
 
@@ -176,7 +188,9 @@ def _(Op, first, schedule, second, third, unisono, wait_for):
     wait_for(first, second, third)
 
     def broken(ranks, mistake):
-        b = schedule.Builder(schedule.Collective(op=Op.ALL_REDUCE, ranks=ranks, parts=ranks), f"mistake {mistake}")
+        b = schedule.Builder(
+            schedule.Collective(op=Op.ALL_REDUCE, ranks=ranks, parts=ranks), f"mistake {mistake}"
+        )
         if mistake == 3:
             for rank in range(1, ranks):
                 b.copy(rank, 0, 0)
@@ -230,11 +244,13 @@ def _(mo):
 
 @app.cell(hide_code=True)
 def _(ask):
-    runs = ask({
-        "it returns a wrong sum": "wrong sum",
-        "the ranks wait forever": "hang",
-        "it is refused before any data move": "ScheduleError",
-    })
+    runs = ask(
+        {
+            "it returns a wrong sum": "wrong sum",
+            "the ranks wait forever": "hang",
+            "it is refused before any data move": "ScheduleError",
+        }
+    )
     runs
     return (runs,)
 
@@ -282,11 +298,13 @@ def _(mo):
 
 @app.cell(hide_code=True)
 def _(ask):
-    fastest = ask({
-        "`recursive_doubling`": "recursive_doubling",
-        "`direct`": "direct",
-        "`ring`": "ring",
-    })
+    fastest = ask(
+        {
+            "`recursive_doubling`": "recursive_doubling",
+            "`direct`": "direct",
+            "`ring`": "ring",
+        }
+    )
     fastest
     return (fastest,)
 
@@ -295,10 +313,20 @@ def _(ask):
 def _(algorithms, fastest, topology, unisono, wait_for):
     wait_for(fastest)
     network = topology.parse("ring:8,bandwidth=100Gbit,latency=1us")
-    contestants = ["ring", "double_ring", "direct", "halving_doubling", "recursive_doubling", "double_binary_tree"]
+    contestants = [
+        "ring",
+        "double_ring",
+        "direct",
+        "halving_doubling",
+        "recursive_doubling",
+        "double_binary_tree",
+    ]
     times_us = {
         size: {
-            name: unisono.simulate(algorithms.build("all_reduce", name, ranks=8), network, size).time_s * 1e6
+            name: unisono.simulate(
+                algorithms.build("all_reduce", name, ranks=8), network, size
+            ).time_s
+            * 1e6
             for name in contestants
         }
         for size in (8, 64 << 20)
@@ -309,10 +337,15 @@ def _(algorithms, fastest, topology, unisono, wait_for):
 
 @app.cell(hide_code=True)
 def _(algorithms, contestants, large, mo, small):
-    lines = ["| algorithm | rounds | sent by the busiest rank | 8 bytes | 64 MiB |", "|---|---|---|---|---|"]
+    lines = [
+        "| algorithm | rounds | sent by the busiest rank | 8 bytes | 64 MiB |",
+        "|---|---|---|---|---|",
+    ]
     for name in contestants:
         each = algorithms.cost("all_reduce", name, ranks=8)
-        lines.append(f"| `{name}` | {each.rounds} | {float(each.bytes_sent):.2f} N | {small[name]:.1f} us | {large[name] / 1000:.2f} ms |")
+        lines.append(
+            f"| `{name}` | {each.rounds} | {float(each.bytes_sent):.2f} N | {small[name]:.1f} us | {large[name] / 1000:.2f} ms |"
+        )
     mo.md("\n".join(lines))
     return
 
@@ -321,9 +354,10 @@ def _(algorithms, contestants, large, mo, small):
 def _(fastest, large, mo, small):
     mo.md(f"""
     Predicted for 64 MiB: `{fastest.value}`. Simulated: **`{min(large, key=large.get)}`**; for 8 bytes: **`{min(small, key=small.get)}`**.
-    `direct` needs only two rounds, and sends the least possible, 1.75 N. But many of its messages cross several links, and share them.
-    The ring uses each link for one neighbour only, so no message waits for another. On a switch, where each pair of servers has a
-    path of its own, `direct` would win for both sizes: change `ring:8` to `star:8` and see. Libraries therefore choose an algorithm by size and network:
+    `recursive_doubling` needs only 3 rounds, the best for few bytes. But it sends the whole vector in each round, over up to four
+    links, so it is the slowest for many bytes. The ring needs 14 rounds, but uses each link for one neighbour only, so no message waits
+    for another. On a switch, where each pair of servers has a path of its own, `direct` would win for both sizes: change `ring:8` to
+    `star:8` and see. Libraries therefore choose an algorithm by size and network:
     `unisono explain all_reduce 64M -n 4` tells you the choice for your machine, and `unisono tune` measures it.
 
     A hierarchical algorithm combines two: inside a server by memory, between servers by the network. Each level uses the algorithm

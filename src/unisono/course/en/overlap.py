@@ -8,7 +8,8 @@ app = marimo.App(app_title="Overlap of computation and communication")
 @app.cell(hide_code=True)
 def _():
     import marimo as mo
-    from unisono.course import ask, picture, player, wait_for
+
+    from unisono.course import ask, wait_for
 
     return ask, mo, wait_for
 
@@ -29,6 +30,7 @@ def _(mo):
 @app.cell
 def _():
     import numpy as np
+
     import unisono
 
     return np, unisono
@@ -36,11 +38,13 @@ def _():
 
 @app.cell(hide_code=True)
 def _(ask):
-    hidden = ask({
-        "half of it: 288,576 ms": 288576,
-        "nearly all: 576,000 ms": 576000,
-        "nearly nothing: 1,151 ms": 1151,
-    })
+    hidden = ask(
+        {
+            "half of it: 288,576 ms": 288576,
+            "nearly all: 576,000 ms": 576000,
+            "nearly nothing: 1,151 ms": 1151,
+        }
+    )
     hidden
     return (hidden,)
 
@@ -87,11 +91,13 @@ def _(mo):
 
 @app.cell(hide_code=True)
 def _(ask):
-    fused = ask({
-        "about 576 s, as before": 576,
-        "about 312 s": 312,
-        "about 48 s": 48,
-    })
+    fused = ask(
+        {
+            "about 576 s, as before": 576,
+            "about 312 s": 312,
+            "about 48 s": 48,
+        }
+    )
     fused
     return (fused,)
 
@@ -116,7 +122,8 @@ def _(fused, step_ms, wait_for):
     small = Example.lasting(0.06, ratio=5.0, layers=24, per_layer=4)
     measured = run_overlap(small, ranks=2, rounds=3)
     predicted_and_measured_ms = {
-        each.case.name: (1e3 * each.predicted_s, 1e3 * each.measured_s, len(each.case.ends)) for each in measured.cases
+        each.case.name: (1e3 * each.predicted_s, 1e3 * each.measured_s, len(each.case.ends))
+        for each in measured.cases
     }
     return fused_ms, predicted_and_measured_ms
 
@@ -153,11 +160,13 @@ def _(mo):
 
 @app.cell(hide_code=True)
 def _(ask):
-    order = ask({
-        "a MismatchError, as in chapter 2": "error",
-        "wrong sums: layer 1 is added to layer 3": "wrong",
-        "right sums: the controller agrees on an order": "right",
-    })
+    order = ask(
+        {
+            "a MismatchError, as in chapter 2": "error",
+            "wrong sums: layer 1 is added to layer 3": "wrong",
+            "right sums: the controller agrees on an order": "right",
+        }
+    )
     order
     return (order,)
 
@@ -169,9 +178,15 @@ def _(np, order, unisono, wait_for):
     def different_orders():
         with unisono.init() as comm, unisono.Controller(comm) as controller:
             names = ["layer 1", "layer 2", "layer 3"]
-            for step in range(5):
-                gradients = {name: np.full(1000, 10.0 * comm.rank + number) for number, name in enumerate(names)}
-                handles = [controller.all_reduce(name, gradients[name]) for name in (names if comm.rank == 0 else names[::-1])]
+            for _ in range(5):
+                gradients = {
+                    name: np.full(1000, 10.0 * comm.rank + number)
+                    for number, name in enumerate(names)
+                }
+                handles = [
+                    controller.all_reduce(name, gradients[name])
+                    for name in (names if comm.rank == 0 else names[::-1])
+                ]
                 for handle in handles:
                     handle.wait()
             return {name: float(gradients[name][0]) for name in names}

@@ -8,7 +8,8 @@ app = marimo.App(app_title="Why a model needs communication")
 @app.cell(hide_code=True)
 def _():
     import marimo as mo
-    from unisono.course import ask, picture, player, wait_for
+
+    from unisono.course import ask, wait_for
 
     return ask, mo, wait_for
 
@@ -28,6 +29,7 @@ def _(mo):
 @app.cell
 def _():
     import numpy as np
+
     import unisono
 
     return np, unisono
@@ -48,10 +50,12 @@ def _(mo):
 
 @app.cell(hide_code=True)
 def _(ask):
-    same = ask({
-        "yes, all began with the same weights": True,
-        "no, each follows its own samples": False,
-    })
+    same = ask(
+        {
+            "yes, all began with the same weights": True,
+            "no, each follows its own samples": False,
+        }
+    )
     same
     return (same,)
 
@@ -123,11 +127,13 @@ def _(mo):
 
 @app.cell(hide_code=True)
 def _(ask):
-    combines = ask({
-        "all_gather: put the parts side by side": "all_gather",
-        "all_reduce: add the parts": "all_reduce",
-        "all_to_all: exchange the parts": "all_to_all",
-    })
+    combines = ask(
+        {
+            "all_gather: put the parts side by side": "all_gather",
+            "all_reduce: add the parts": "all_reduce",
+            "all_to_all: exchange the parts": "all_to_all",
+        }
+    )
     combines
     return (combines,)
 
@@ -139,7 +145,11 @@ def _(combines, np, unisono, wait_for):
     def divided_models():
         with unisono.init() as comm:
             rng = np.random.default_rng(1)
-            x, a, b = rng.standard_normal((3, 8)), rng.standard_normal((8, 16)), rng.standard_normal((16, 8))
+            x, a, b = (
+                rng.standard_normal((3, 8)),
+                rng.standard_normal((8, 16)),
+                rng.standard_normal((16, 8)),
+            )
             r, n = comm.rank, comm.size
 
             tensor = comm.all_reduce(x @ a[:, r * 4 : r * 4 + 4] @ b[r * 4 : r * 4 + 4])
@@ -152,11 +162,17 @@ def _(combines, np, unisono, wait_for):
             activation = received @ layers[r]
             if r < n - 1:
                 comm.send(activation, dst=r + 1)
-            pipeline_error = float(np.abs(activation - x @ np.linalg.multi_dot(layers)).max()) if r == n - 1 else 0.0
+            pipeline_error = (
+                float(np.abs(activation - x @ np.linalg.multi_dot(layers)).max())
+                if r == n - 1
+                else 0.0
+            )
 
             tokens = rng.standard_normal((n, 4, 8))[r]  # token i of each rank belongs to expert i
             experts = rng.standard_normal((n, 8, 8))
-            arrived = comm.all_to_all(tokens)  # one token from each rank, all for this rank's expert
+            arrived = comm.all_to_all(
+                tokens
+            )  # one token from each rank, all for this rank's expert
             answers = comm.all_to_all(arrived @ experts[r])
             expert_error = float(np.abs(answers - np.einsum("td,tde->te", tokens, experts)).max())
             return {"tensor": tensor_error, "pipeline": pipeline_error, "expert": expert_error}

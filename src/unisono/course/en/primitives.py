@@ -8,7 +8,8 @@ app = marimo.App(app_title="Primitives, and their parts")
 @app.cell(hide_code=True)
 def _():
     import marimo as mo
-    from unisono.course import ask, picture, player, wait_for
+
+    from unisono.course import ask, player, wait_for
 
     return ask, mo, player, wait_for
 
@@ -30,6 +31,7 @@ def _(mo):
 @app.cell
 def _():
     import numpy as np
+
     import unisono
 
     return np, unisono
@@ -47,11 +49,13 @@ def _(mo):
 
 @app.cell(hide_code=True)
 def _(ask):
-    piece = ask({
-        "all four sums: 60, 64, 68, 72": (60, 64, 68, 72),
-        "the sum at position 2: 68": (68,),
-        "its own element at position 2: 22": (22,),
-    })
+    piece = ask(
+        {
+            "all four sums: 60, 64, 68, 72": (60, 64, 68, 72),
+            "the sum at position 2: 68": (68,),
+            "its own element at position 2: 22": (22,),
+        }
+    )
     piece
     return (piece,)
 
@@ -68,7 +72,9 @@ def _(np, piece, unisono, wait_for):
                 "reduce": comm.reduce(x.copy(), root=0),
                 "all_reduce": comm.all_reduce(x.copy()),
                 "gather": comm.gather(x[:1], root=0),
-                "scatter": comm.scatter(x if comm.rank == 0 else None, out=np.empty(1, x.dtype), root=0),
+                "scatter": comm.scatter(
+                    x if comm.rank == 0 else None, out=np.empty(1, x.dtype), root=0
+                ),
                 "all_gather": comm.all_gather(x[:1]),
                 "reduce_scatter": comm.reduce_scatter(x),
                 "all_to_all": comm.all_to_all(x),
@@ -121,11 +127,13 @@ def _(mo):
 
 @app.cell(hide_code=True)
 def _(ask):
-    volume = ask({
-        "8 N: one N for each rank": 8,
-        "2 N: once for each half": 2,
-        "1.75 N: 7/8 of N in each half": 1.75,
-    })
+    volume = ask(
+        {
+            "8 N: one N for each rank": 8,
+            "2 N: once for each half": 2,
+            "1.75 N: 7/8 of N in each half": 1.75,
+        }
+    )
     volume
     return (volume,)
 
@@ -141,18 +149,27 @@ def _(np, unisono, volume, wait_for):
             tree = comm.broadcast(comm.reduce(x.copy(), root=0), root=0)
             parts = comm.all_gather(comm.reduce_scatter(x))
             gathered = comm.gather(x, root=0)
-            everything = comm.broadcast(gathered if comm.rank == 0 else np.empty(32, x.dtype), root=0)
+            everything = comm.broadcast(
+                gathered if comm.rank == 0 else np.empty(32, x.dtype), root=0
+            )
             back = comm.scatter(gathered, out=np.empty_like(x), root=0)
             return {
                 "all_reduce = reduce + broadcast": np.array_equal(whole, tree),
                 "all_reduce = reduce_scatter + all_gather": np.array_equal(whole, np.ravel(parts)),
-                "all_gather = gather + broadcast": np.array_equal(comm.all_gather(x), everything.reshape(comm.all_gather(x).shape)),
+                "all_gather = gather + broadcast": np.array_equal(
+                    comm.all_gather(x), everything.reshape(comm.all_gather(x).shape)
+                ),
                 "scatter is the inverse of gather": np.array_equal(back, x),
-                "all_to_all twice changes nothing": np.array_equal(comm.all_to_all(comm.all_to_all(x)), x),
+                "all_to_all twice changes nothing": np.array_equal(
+                    comm.all_to_all(comm.all_to_all(x)), x
+                ),
             }
 
     identities = unisono.run(compositions, ranks=4)[0]
-    cost = {name: unisono.algorithms.cost("all_reduce", name, ranks=8) for name in ("reduce_broadcast", "reduce_scatter_all_gather")}
+    cost = {
+        name: unisono.algorithms.cost("all_reduce", name, ranks=8)
+        for name in ("reduce_broadcast", "reduce_scatter_all_gather")
+    }
     sent = {name: float(each.bytes_sent) for name, each in cost.items()}
     identities, sent
     return (sent,)
@@ -197,11 +214,13 @@ def _(mo):
 
 @app.cell(hide_code=True)
 def _(ask):
-    mistake = ask({
-        "all ranks wait forever": "hang",
-        "the result is wrong": "wrong",
-        "every rank gets an error that names rank 3": "MismatchError",
-    })
+    mistake = ask(
+        {
+            "all ranks wait forever": "hang",
+            "the result is wrong": "wrong",
+            "every rank gets an error that names rank 3": "MismatchError",
+        }
+    )
     mistake
     return (mistake,)
 

@@ -8,6 +8,7 @@ app = marimo.App(app_title="Topologies, and the link that limits")
 @app.cell(hide_code=True)
 def _():
     import marimo as mo
+
     from unisono.course import ask, picture, player, wait_for
 
     return ask, mo, picture, player, wait_for
@@ -46,11 +47,13 @@ def _(mo):
 
 @app.cell(hide_code=True)
 def _(ask):
-    faster = ask({
-        "on the torus, it has twice the links": "torus",
-        "on the fat tree, it has three times the links": "fat tree",
-        "on none of them": "none",
-    })
+    faster = ask(
+        {
+            "on the torus, it has twice the links": "torus",
+            "on the fat tree, it has three times the links": "fat tree",
+            "on none of them": "none",
+        }
+    )
     faster
     return (faster,)
 
@@ -67,20 +70,28 @@ def _(algorithms, faster, topology, unisono, wait_for):
         "dragonfly": "dragonfly:a=4,p=2,h=1",
         "dragonfly+": "dragonfly_plus:k=4",
     }
-    networks = {name: topology.parse(spec + ",bandwidth=100Gbit,latency=1us") for name, spec in specs.items()}
+    networks = {
+        name: topology.parse(spec + ",bandwidth=100Gbit,latency=1us")
+        for name, spec in specs.items()
+    }
 
     def simulated_ms(op, algorithm, network, nbytes=64 << 20):
         schedule = algorithms.build(op, algorithm, ranks=network.num_ranks)
         return unisono.simulate(schedule, network, nbytes).time_s * 1e3
 
     ring_ms = {name: simulated_ms("all_reduce", "ring", each) for name, each in networks.items()}
-    exchange_ms = {name: simulated_ms("all_to_all", "direct", each) for name, each in networks.items()}
+    exchange_ms = {
+        name: simulated_ms("all_to_all", "direct", each) for name, each in networks.items()
+    }
     return exchange_ms, networks, ring_ms
 
 
 @app.cell(hide_code=True)
 def _(exchange_ms, mo, networks, ring_ms):
-    lines = ["| network | ranks | links | diameter | bisection | ring all_reduce | direct all_to_all |", "|---|---|---|---|---|---|---|"]
+    lines = [
+        "| network | ranks | links | diameter | bisection | ring all_reduce | direct all_to_all |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for name, each in networks.items():
         lines.append(
             f"| {name} | {each.num_ranks} | {each.num_links} | {each.diameter()} | {each.bisection_Bps() / 1e9:.0f} GB/s "
@@ -116,11 +127,13 @@ def _(mo):
 
 @app.cell(hide_code=True)
 def _(ask):
-    speedup = ask({
-        "as fast": 1,
-        "2 times": 2,
-        "4 times": 4,
-    })
+    speedup = ask(
+        {
+            "as fast": 1,
+            "2 times": 2,
+            "4 times": 4,
+        }
+    )
     speedup
     return (speedup,)
 
@@ -129,7 +142,10 @@ def _(ask):
 def _(networks, speedup, unisono, wait_for):
     wait_for(speedup)
     compared = unisono.simulator.compare(
-        "all_reduce", networks["torus"], 64 << 20, names=["ring", "bidirectional_ring", "bucket", "torus_rings", "swing:ports=4"]
+        "all_reduce",
+        networks["torus"],
+        64 << 20,
+        names=["ring", "bidirectional_ring", "bucket", "torus_rings", "swing:ports=4"],
     )
     torus_ms = {entry.algorithm: entry.result.time_s * 1e3 for entry in compared}
     bound_ms = unisono.simulator.bound_s("all_reduce", networks["torus"], 64 << 20) * 1e3
@@ -161,7 +177,9 @@ def _(mo):
 @app.cell
 def _(algorithms, networks, picture, show, unisono):
     leaf_spine = networks["leaf-spine"]
-    exchange = unisono.simulate(algorithms.build("all_to_all", "direct", ranks=16), leaf_spine, 64 << 20, bins=64)
+    exchange = unisono.simulate(
+        algorithms.build("all_to_all", "direct", ranks=16), leaf_spine, 64 << 20, bins=64
+    )
     hottest = exchange.link_name(exchange.busiest_link)
     picture(show.link_heat_map(exchange, "all_to_all direct, 64 MiB"))
     return (hottest,)

@@ -8,7 +8,8 @@ app = marimo.App(app_title="The four walls, and trust in a prediction")
 @app.cell(hide_code=True)
 def _():
     import marimo as mo
-    from unisono.course import ask, picture, player, wait_for
+
+    from unisono.course import ask, wait_for
 
     return ask, mo, wait_for
 
@@ -36,6 +37,7 @@ def _():
     import time
 
     import numpy as np
+
     import unisono
     from unisono import planner
 
@@ -44,11 +46,13 @@ def _():
 
 @app.cell(hide_code=True)
 def _(ask):
-    state = ask({
-        "twice as much: 1,490 GiB": 8,
-        "four times as much: 2,980 GiB": 16,
-        "eight times as much: 5,960 GiB": 32,
-    })
+    state = ask(
+        {
+            "twice as much: 1,490 GiB": 8,
+            "four times as much: 2,980 GiB": 16,
+            "eight times as much: 5,960 GiB": 32,
+        }
+    )
     state
     return (state,)
 
@@ -84,11 +88,13 @@ def _(mo):
 
 @app.cell(hide_code=True)
 def _(ask):
-    factor = ask({
-        "all of it": 1.0,
-        "about 80 to 95 %": 0.9,
-        "about half": 0.5,
-    })
+    factor = ask(
+        {
+            "all of it": 1.0,
+            "about 80 to 95 %": 0.9,
+            "about half": 0.5,
+        }
+    )
     factor
     return (factor,)
 
@@ -111,7 +117,9 @@ def _(factor, planner, time, wait_for):
 def _(fastest, mo, scale_factor):
     lines = ["| devices | fastest layout | step | scale factor |", "|---|---|---|---|"]
     for count, found in fastest.items():
-        lines.append(f"| {count} | `{found.layout.text()}` | {found.prediction.step_s:.2f} s | {scale_factor[count]:.0%} |")
+        lines.append(
+            f"| {count} | `{found.layout.text()}` | {found.prediction.step_s:.2f} s | {scale_factor[count]:.0%} |"
+        )
     mo.md("\n".join(lines))
     return
 
@@ -144,11 +152,13 @@ def _(mo):
 
 @app.cell(hide_code=True)
 def _(ask):
-    error = ask({
-        "within 1 %": 0.01,
-        "within 20 %": 0.2,
-        "off by a factor of 2": 1.0,
-    })
+    error = ask(
+        {
+            "within 1 %": 0.01,
+            "within 20 %": 0.2,
+            "off by a factor of 2": 1.0,
+        }
+    )
     error
     return (error,)
 

@@ -8,7 +8,8 @@ app = marimo.App(app_title="算法：编写、证明、破坏、运行")
 @app.cell(hide_code=True)
 def _():
     import marimo as mo
-    from unisono.course import ask, picture, player, wait_for
+
+    from unisono.course import ask, player, wait_for
 
     return ask, mo, player, wait_for
 
@@ -30,6 +31,7 @@ def _(mo):
 @app.cell
 def _():
     import numpy as np
+
     import unisono
     from unisono import algorithms, schedule, show, topology
     from unisono.types import Op
@@ -50,7 +52,9 @@ def _(mo):
 @app.cell
 def _(Op, schedule):
     def my_ring(ranks):
-        b = schedule.Builder(schedule.Collective(op=Op.ALL_REDUCE, ranks=ranks, parts=ranks), "my_ring")
+        b = schedule.Builder(
+            schedule.Collective(op=Op.ALL_REDUCE, ranks=ranks, parts=ranks), "my_ring"
+        )
         for step in range(ranks - 1):
             for rank in range(ranks):
                 b.reduce(rank, (rank - step) % ranks, (rank + 1) % ranks)
@@ -74,12 +78,14 @@ def _(mo):
 
 @app.cell(hide_code=True)
 def _(ask):
-    rounds = ask({
-        "7": 7,
-        "8": 8,
-        "14": 14,
-        "16": 16,
-    })
+    rounds = ask(
+        {
+            "7": 7,
+            "8": 8,
+            "14": 14,
+            "16": 16,
+        }
+    )
     rounds
     return (rounds,)
 
@@ -121,11 +127,13 @@ def _(mo):
 
 @app.cell(hide_code=True)
 def _(ask):
-    first = ask({
-        "某份贡献被计算两次": "twice",
-        "某个 rank 缺少贡献": "lacks",
-        "两次传输写同一个位置": "conflict",
-    })
+    first = ask(
+        {
+            "某份贡献被计算两次": "twice",
+            "某个 rank 缺少贡献": "lacks",
+            "两次传输写同一个位置": "conflict",
+        }
+    )
     first
     return (first,)
 
@@ -140,11 +148,13 @@ def _(mo):
 
 @app.cell(hide_code=True)
 def _(ask):
-    second = ask({
-        "某个 rank 缺少贡献": "lacks",
-        "某份贡献被计算两次": "twice",
-        "两次传输写同一个位置": "conflict",
-    })
+    second = ask(
+        {
+            "某个 rank 缺少贡献": "lacks",
+            "某份贡献被计算两次": "twice",
+            "两次传输写同一个位置": "conflict",
+        }
+    )
     second
     return (second,)
 
@@ -159,11 +169,13 @@ def _(mo):
 
 @app.cell(hide_code=True)
 def _(ask):
-    third = ask({
-        "某个 rank 缺少贡献": "lacks",
-        "某份贡献被计算两次": "twice",
-        "两次传输写同一个位置": "conflict",
-    })
+    third = ask(
+        {
+            "某个 rank 缺少贡献": "lacks",
+            "某份贡献被计算两次": "twice",
+            "两次传输写同一个位置": "conflict",
+        }
+    )
     third
     return (third,)
 
@@ -173,7 +185,9 @@ def _(Op, first, schedule, second, third, unisono, wait_for):
     wait_for(first, second, third)
 
     def broken(ranks, mistake):
-        b = schedule.Builder(schedule.Collective(op=Op.ALL_REDUCE, ranks=ranks, parts=ranks), f"mistake {mistake}")
+        b = schedule.Builder(
+            schedule.Collective(op=Op.ALL_REDUCE, ranks=ranks, parts=ranks), f"mistake {mistake}"
+        )
         if mistake == 3:
             for rank in range(1, ranks):
                 b.copy(rank, 0, 0)
@@ -227,11 +241,13 @@ def _(mo):
 
 @app.cell(hide_code=True)
 def _(ask):
-    runs = ask({
-        "返回错误的和": "wrong sum",
-        "各 rank 永远等待": "hang",
-        "在移动任何数据之前被拒绝": "ScheduleError",
-    })
+    runs = ask(
+        {
+            "返回错误的和": "wrong sum",
+            "各 rank 永远等待": "hang",
+            "在移动任何数据之前被拒绝": "ScheduleError",
+        }
+    )
     runs
     return (runs,)
 
@@ -279,11 +295,13 @@ def _(mo):
 
 @app.cell(hide_code=True)
 def _(ask):
-    fastest = ask({
-        "`recursive_doubling`": "recursive_doubling",
-        "`direct`": "direct",
-        "`ring`": "ring",
-    })
+    fastest = ask(
+        {
+            "`recursive_doubling`": "recursive_doubling",
+            "`direct`": "direct",
+            "`ring`": "ring",
+        }
+    )
     fastest
     return (fastest,)
 
@@ -292,10 +310,20 @@ def _(ask):
 def _(algorithms, fastest, topology, unisono, wait_for):
     wait_for(fastest)
     network = topology.parse("ring:8,bandwidth=100Gbit,latency=1us")
-    contestants = ["ring", "double_ring", "direct", "halving_doubling", "recursive_doubling", "double_binary_tree"]
+    contestants = [
+        "ring",
+        "double_ring",
+        "direct",
+        "halving_doubling",
+        "recursive_doubling",
+        "double_binary_tree",
+    ]
     times_us = {
         size: {
-            name: unisono.simulate(algorithms.build("all_reduce", name, ranks=8), network, size).time_s * 1e6
+            name: unisono.simulate(
+                algorithms.build("all_reduce", name, ranks=8), network, size
+            ).time_s
+            * 1e6
             for name in contestants
         }
         for size in (8, 64 << 20)
@@ -309,7 +337,9 @@ def _(algorithms, contestants, large, mo, small):
     lines = ["| 算法 | 轮次 | 最忙的 rank 发送 | 8 字节 | 64 MiB |", "|---|---|---|---|---|"]
     for name in contestants:
         each = algorithms.cost("all_reduce", name, ranks=8)
-        lines.append(f"| `{name}` | {each.rounds} | {float(each.bytes_sent):.2f} N | {small[name]:.1f} us | {large[name] / 1000:.2f} ms |")
+        lines.append(
+            f"| `{name}` | {each.rounds} | {float(each.bytes_sent):.2f} N | {small[name]:.1f} us | {large[name] / 1000:.2f} ms |"
+        )
     mo.md("\n".join(lines))
     return
 
@@ -318,8 +348,9 @@ def _(algorithms, contestants, large, mo, small):
 def _(fastest, large, mo, small):
     mo.md(f"""
     对 64 MiB 的预测：`{fastest.value}`。模拟结果：**`{min(large, key=large.get)}`**；8 字节时是 **`{min(small, key=small.get)}`**。
-    `direct` 只需要两轮，发送的字节也最少，为 1.75 N。但它的许多消息要经过几条链路，并共享这些链路。环算法的每条链路只服务一个邻居，
-    消息之间互不等待。如果用交换机，每对服务器有自己的路径，`direct` 在两种大小下都最快：把 `ring:8` 改成 `star:8` 试试。因此通信库按
+    `recursive_doubling` 只需要 3 轮，小数据时最好。但它每轮都发送整个向量，还要经过最多四条链路，所以大数据时最慢。环需要 14 轮，但每条
+    链路只服务一个邻居，消息之间互不等待。如果用交换机，每对服务器有自己的路径，`direct` 在两种大小下都最快：把 `ring:8` 改成 `star:8`
+    试试。因此通信库按
     大小和网络选择算法：`unisono explain all_reduce 64M -n 4` 给出本机的选择，`unisono tune` 用测量来选择。
 
     分层算法把两种算法组合起来：服务器内部走内存，服务器之间走网络。每一层使用适合自己的算法：

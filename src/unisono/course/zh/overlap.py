@@ -8,7 +8,8 @@ app = marimo.App(app_title="计算与通信的重叠")
 @app.cell(hide_code=True)
 def _():
     import marimo as mo
-    from unisono.course import ask, picture, player, wait_for
+
+    from unisono.course import ask, wait_for
 
     return ask, mo, wait_for
 
@@ -29,6 +30,7 @@ def _(mo):
 @app.cell
 def _():
     import numpy as np
+
     import unisono
 
     return np, unisono
@@ -36,11 +38,13 @@ def _():
 
 @app.cell(hide_code=True)
 def _(ask):
-    hidden = ask({
-        "一半：288,576 ms": 288576,
-        "几乎全部：576,000 ms": 576000,
-        "几乎没有：1,151 ms": 1151,
-    })
+    hidden = ask(
+        {
+            "一半：288,576 ms": 288576,
+            "几乎全部：576,000 ms": 576000,
+            "几乎没有：1,151 ms": 1151,
+        }
+    )
     hidden
     return (hidden,)
 
@@ -86,11 +90,13 @@ def _(mo):
 
 @app.cell(hide_code=True)
 def _(ask):
-    fused = ask({
-        "约 576 s，和之前一样": 576,
-        "约 312 s": 312,
-        "约 48 s": 48,
-    })
+    fused = ask(
+        {
+            "约 576 s，和之前一样": 576,
+            "约 312 s": 312,
+            "约 48 s": 48,
+        }
+    )
     fused
     return (fused,)
 
@@ -115,7 +121,8 @@ def _(fused, step_ms, wait_for):
     small = Example.lasting(0.06, ratio=5.0, layers=24, per_layer=4)
     measured = run_overlap(small, ranks=2, rounds=3)
     predicted_and_measured_ms = {
-        each.case.name: (1e3 * each.predicted_s, 1e3 * each.measured_s, len(each.case.ends)) for each in measured.cases
+        each.case.name: (1e3 * each.predicted_s, 1e3 * each.measured_s, len(each.case.ends))
+        for each in measured.cases
     }
     return fused_ms, predicted_and_measured_ms
 
@@ -150,11 +157,13 @@ def _(mo):
 
 @app.cell(hide_code=True)
 def _(ask):
-    order = ask({
-        "像第 2 章那样的 MismatchError": "error",
-        "错误的和：第 1 层与第 3 层相加": "wrong",
-        "正确的和：控制器先商定顺序": "right",
-    })
+    order = ask(
+        {
+            "像第 2 章那样的 MismatchError": "error",
+            "错误的和：第 1 层与第 3 层相加": "wrong",
+            "正确的和：控制器先商定顺序": "right",
+        }
+    )
     order
     return (order,)
 
@@ -166,9 +175,15 @@ def _(np, order, unisono, wait_for):
     def different_orders():
         with unisono.init() as comm, unisono.Controller(comm) as controller:
             names = ["layer 1", "layer 2", "layer 3"]
-            for step in range(5):
-                gradients = {name: np.full(1000, 10.0 * comm.rank + number) for number, name in enumerate(names)}
-                handles = [controller.all_reduce(name, gradients[name]) for name in (names if comm.rank == 0 else names[::-1])]
+            for _ in range(5):
+                gradients = {
+                    name: np.full(1000, 10.0 * comm.rank + number)
+                    for number, name in enumerate(names)
+                }
+                handles = [
+                    controller.all_reduce(name, gradients[name])
+                    for name in (names if comm.rank == 0 else names[::-1])
+                ]
                 for handle in handles:
                     handle.wait()
             return {name: float(gradients[name][0]) for name in names}

@@ -8,7 +8,8 @@ app = marimo.App(app_title="并行策略及其组合")
 @app.cell(hide_code=True)
 def _():
     import marimo as mo
-    from unisono.course import ask, picture, player, wait_for
+
+    from unisono.course import ask, picture, wait_for
 
     return ask, mo, picture, wait_for
 
@@ -31,7 +32,6 @@ def _(mo):
 
 @app.cell
 def _():
-    import unisono
     from unisono import pipeline, planner
 
     return pipeline, planner
@@ -39,11 +39,13 @@ def _():
 
 @app.cell(hide_code=True)
 def _(ask):
-    bubble = ask({
-        "4/8 = 50 %": 0.5,
-        "3/11 = 27 %": 3 / 11,
-        "1/8 = 13 %": 1 / 8,
-    })
+    bubble = ask(
+        {
+            "4/8 = 50 %": 0.5,
+            "3/11 = 27 %": 3 / 11,
+            "1/8 = 13 %": 1 / 8,
+        }
+    )
     bubble
     return (bubble,)
 
@@ -103,11 +105,13 @@ def _(mo):
 
 @app.cell(hide_code=True)
 def _(ask):
-    too_large = ask({
-        "`tp=32,pp=8,dp=4`": "tp=32,pp=8,dp=4",
-        "`tp=8,pp=8,dp=16,zero=1`": "tp=8,pp=8,dp=16,zero=1",
-        "`tp=8,dp=128`": "tp=8,dp=128",
-    })
+    too_large = ask(
+        {
+            "`tp=32,pp=8,dp=4`": "tp=32,pp=8,dp=4",
+            "`tp=8,pp=8,dp=16,zero=1`": "tp=8,pp=8,dp=16,zero=1",
+            "`tp=8,dp=128`": "tp=8,dp=128",
+        }
+    )
     too_large
     return (too_large,)
 
@@ -117,7 +121,9 @@ def _(planner, too_large, wait_for):
     wait_for(too_large)
     job = planner.Workload(seq=2048, global_batch=1536, micro_batch=1, recompute="full")
     layouts = ["tp=8,dp=128", "tp=8,pp=8,dp=16,zero=1", "tp=32,pp=8,dp=4"]
-    predictions = {layout: planner.predict("gpt3-175b", "a100:1024", layout, job) for layout in layouts}
+    predictions = {
+        layout: planner.predict("gpt3-175b", "a100:1024", layout, job) for layout in layouts
+    }
     capacity_GB = predictions[layouts[0]].capacity_bytes / 1e9
     memory_GB = {layout: each.memory_bytes / 1e9 for layout, each in predictions.items()}
     step_s = {layout: each.step_s for layout, each in predictions.items()}
@@ -130,7 +136,9 @@ def _(mo, predictions):
     for layout, each in predictions.items():
         parts = sorted(each.time.items(), key=lambda part: -part[1])[:4]
         lines.append(
-            f"| `{layout}` | {each.memory_bytes / 1e9:.0f} GB | {each.step_s:.1f} s | " + ", ".join(f"{kind} {value:.1f} s" for kind, value in parts) + " |"
+            f"| `{layout}` | {each.memory_bytes / 1e9:.0f} GB | {each.step_s:.1f} s | "
+            + ", ".join(f"{kind} {value:.1f} s" for kind, value in parts)
+            + " |"
         )
     mo.md("\n".join(lines))
     return

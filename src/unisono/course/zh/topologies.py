@@ -8,6 +8,7 @@ app = marimo.App(app_title="拓扑，以及成为瓶颈的链路")
 @app.cell(hide_code=True)
 def _():
     import marimo as mo
+
     from unisono.course import ask, picture, player, wait_for
 
     return ask, mo, picture, player, wait_for
@@ -44,11 +45,13 @@ def _(mo):
 
 @app.cell(hide_code=True)
 def _(ask):
-    faster = ask({
-        "环面，它的链路多一倍": "torus",
-        "胖树，它的链路是三倍": "fat tree",
-        "都不会": "none",
-    })
+    faster = ask(
+        {
+            "环面，它的链路多一倍": "torus",
+            "胖树，它的链路是三倍": "fat tree",
+            "都不会": "none",
+        }
+    )
     faster
     return (faster,)
 
@@ -65,20 +68,28 @@ def _(algorithms, faster, topology, unisono, wait_for):
         "dragonfly": "dragonfly:a=4,p=2,h=1",
         "dragonfly+": "dragonfly_plus:k=4",
     }
-    networks = {name: topology.parse(spec + ",bandwidth=100Gbit,latency=1us") for name, spec in specs.items()}
+    networks = {
+        name: topology.parse(spec + ",bandwidth=100Gbit,latency=1us")
+        for name, spec in specs.items()
+    }
 
     def simulated_ms(op, algorithm, network, nbytes=64 << 20):
         schedule = algorithms.build(op, algorithm, ranks=network.num_ranks)
         return unisono.simulate(schedule, network, nbytes).time_s * 1e3
 
     ring_ms = {name: simulated_ms("all_reduce", "ring", each) for name, each in networks.items()}
-    exchange_ms = {name: simulated_ms("all_to_all", "direct", each) for name, each in networks.items()}
+    exchange_ms = {
+        name: simulated_ms("all_to_all", "direct", each) for name, each in networks.items()
+    }
     return exchange_ms, networks, ring_ms
 
 
 @app.cell(hide_code=True)
 def _(exchange_ms, mo, networks, ring_ms):
-    lines = ["| 网络 | rank 数 | 链路数 | 直径 | 对分带宽 | 环形 all_reduce | 直接 all_to_all |", "|---|---|---|---|---|---|---|"]
+    lines = [
+        "| 网络 | rank 数 | 链路数 | 直径 | 对分带宽 | 环形 all_reduce | 直接 all_to_all |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for name, each in networks.items():
         lines.append(
             f"| {name} | {each.num_ranks} | {each.num_links} | {each.diameter()} | {each.bisection_Bps() / 1e9:.0f} GB/s "
@@ -111,11 +122,13 @@ def _(mo):
 
 @app.cell(hide_code=True)
 def _(ask):
-    speedup = ask({
-        "一样快": 1,
-        "2 倍": 2,
-        "4 倍": 4,
-    })
+    speedup = ask(
+        {
+            "一样快": 1,
+            "2 倍": 2,
+            "4 倍": 4,
+        }
+    )
     speedup
     return (speedup,)
 
@@ -124,7 +137,10 @@ def _(ask):
 def _(networks, speedup, unisono, wait_for):
     wait_for(speedup)
     compared = unisono.simulator.compare(
-        "all_reduce", networks["torus"], 64 << 20, names=["ring", "bidirectional_ring", "bucket", "torus_rings", "swing:ports=4"]
+        "all_reduce",
+        networks["torus"],
+        64 << 20,
+        names=["ring", "bidirectional_ring", "bucket", "torus_rings", "swing:ports=4"],
     )
     torus_ms = {entry.algorithm: entry.result.time_s * 1e3 for entry in compared}
     bound_ms = unisono.simulator.bound_s("all_reduce", networks["torus"], 64 << 20) * 1e3
@@ -155,7 +171,9 @@ def _(mo):
 @app.cell
 def _(algorithms, networks, picture, show, unisono):
     leaf_spine = networks["leaf-spine"]
-    exchange = unisono.simulate(algorithms.build("all_to_all", "direct", ranks=16), leaf_spine, 64 << 20, bins=64)
+    exchange = unisono.simulate(
+        algorithms.build("all_to_all", "direct", ranks=16), leaf_spine, 64 << 20, bins=64
+    )
     hottest = exchange.link_name(exchange.busiest_link)
     picture(show.link_heat_map(exchange, "all_to_all direct, 64 MiB"))
     return (hottest,)

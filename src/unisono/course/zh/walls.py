@@ -8,7 +8,8 @@ app = marimo.App(app_title="四堵墙，以及预测的可信度")
 @app.cell(hide_code=True)
 def _():
     import marimo as mo
-    from unisono.course import ask, picture, player, wait_for
+
+    from unisono.course import ask, wait_for
 
     return ask, mo, wait_for
 
@@ -34,6 +35,7 @@ def _():
     import time
 
     import numpy as np
+
     import unisono
     from unisono import planner
 
@@ -42,11 +44,13 @@ def _():
 
 @app.cell(hide_code=True)
 def _(ask):
-    state = ask({
-        "两倍：1,490 GiB": 8,
-        "四倍：2,980 GiB": 16,
-        "八倍：5,960 GiB": 32,
-    })
+    state = ask(
+        {
+            "两倍：1,490 GiB": 8,
+            "四倍：2,980 GiB": 16,
+            "八倍：5,960 GiB": 32,
+        }
+    )
     state
     return (state,)
 
@@ -82,11 +86,13 @@ def _(mo):
 
 @app.cell(hide_code=True)
 def _(ask):
-    factor = ask({
-        "全部": 1.0,
-        "约 80% 到 95%": 0.9,
-        "约一半": 0.5,
-    })
+    factor = ask(
+        {
+            "全部": 1.0,
+            "约 80% 到 95%": 0.9,
+            "约一半": 0.5,
+        }
+    )
     factor
     return (factor,)
 
@@ -109,7 +115,9 @@ def _(factor, planner, time, wait_for):
 def _(fastest, mo, scale_factor):
     lines = ["| 设备数 | 最快的布局 | 每步 | 扩展因子 |", "|---|---|---|---|"]
     for count, found in fastest.items():
-        lines.append(f"| {count} | `{found.layout.text()}` | {found.prediction.step_s:.2f} s | {scale_factor[count]:.0%} |")
+        lines.append(
+            f"| {count} | `{found.layout.text()}` | {found.prediction.step_s:.2f} s | {scale_factor[count]:.0%} |"
+        )
     mo.md("\n".join(lines))
     return
 
@@ -140,11 +148,13 @@ def _(mo):
 
 @app.cell(hide_code=True)
 def _(ask):
-    error = ask({
-        "误差在 1% 以内": 0.01,
-        "误差在 20% 以内": 0.2,
-        "相差一倍": 1.0,
-    })
+    error = ask(
+        {
+            "误差在 1% 以内": 0.01,
+            "误差在 20% 以内": 0.2,
+            "相差一倍": 1.0,
+        }
+    )
     error
     return (error,)
 
