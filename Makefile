@@ -13,7 +13,7 @@ CPP_BUILD := build/dev
 CPP_FILES = $(shell find csrc -name '*.cc' -o -name '*.h')
 
 .PHONY: demo test check format fix lint types imports unit optional cpp sanitize fuzz aarch64 torch-versions bench \
-  integrations test-integrations soak wheels test-wheels clean help
+  integrations test-integrations soak wheels test-wheels site clean help
 
 help:  ## list all targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -95,6 +95,14 @@ integrations: $(READY)  ## train with real frameworks over gloo and unisono (FRA
 
 test-integrations: $(READY)  ## run the tests of the frameworks in their environments (FRAMEWORKS=torchft: only some)
 	$(BIN)/python benchmarks/integrations/run.py --test $(FRAMEWORKS)
+
+site: $(BIN)/.site  ## build the site of documentation and course into build/site, in English and Chinese
+	$(BIN)/python docs/site/build.py build/site
+
+$(BIN)/.site: $(READY) pyproject.toml
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(BIN)/python -m pip install --quiet --group site
+	touch $@
 
 wheels: | $(BIN)/python  ## build the sdist and the wheels for x86-64 and aarch64 into dist/, and audit them
 	$(BIN)/python -m pip install --quiet -r wheels/requirements.txt

@@ -14,6 +14,7 @@ _EXTRAS: Final = {
     "cuda": "cuda",
     "scipy": "train",
     "safetensors": "safetensors",
+    "marimo": "learn",
 }
 """The extra that installs each optional module."""
 

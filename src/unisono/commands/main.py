@@ -13,6 +13,7 @@ from unisono import __version__
 from unisono.commands.bench import bench, check, explain, prove
 from unisono.commands.calibrate import calibrate
 from unisono.commands.lab import lab
+from unisono.commands.learn import learn
 from unisono.commands.plan import plan
 from unisono.commands.show import show
 from unisono.commands.simulate import simulate
@@ -69,6 +70,7 @@ app.command(
 app.command(epilog="Example: unisono plan --model gpt3-175b --cluster a100:1024 --batch 1536")(plan)
 app.command(epilog="Example: unisono calibrate bench.json --out model.json")(calibrate)
 app.command(epilog="Example: unisono topo torus:4x4 --svg torus.svg --html torus.html")(topo)
+app.command(epilog="Example: unisono learn 2 --language zh")(learn)
 app.add_typer(trace_app, name="trace")
 
 
