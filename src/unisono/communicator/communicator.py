@@ -141,7 +141,9 @@ class Communicator:
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of this rank's arrays of `empty` that are not yet freed."""
+        """Bytes of this rank's arrays of `empty` that are not yet freed. The length of each is
+        rounded up: to a cache line, from 4 KiB to a page, from 2 MiB to 2 MiB.
+        """
         return self._engine.group.used_heap_bytes
 
     # ---- collectives in place

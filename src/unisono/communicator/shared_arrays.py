@@ -35,10 +35,10 @@ def empty(self: Communicator, shape: Shape, dtype: DTypeLike = np.float64) -> ND
 
     >>> import numpy as np, unisono
     >>> with unisono.init(rank=0, size=1, rendezvous="example of empty") as comm:
-    ...     x = comm.empty((2, 3), np.float32)
+    ...     x = comm.empty((4, 4), np.float32)
     ...     x[...] = 1
     ...     print(comm.all_reduce(x).sum(), comm.shared_bytes)
-    6.0 24
+    16.0 64
     """
     dimensions = _dimensions(shape)
     element = np.dtype(dtype)
