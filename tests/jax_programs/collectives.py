@@ -1,10 +1,11 @@
 """Every collective of JAX gives NumPy's result on the ranks of `unisono.run`.
 
-python collectives.py RANKS
+python collectives.py RANKS [HOSTS]: the ranks pretend to be on several hosts.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -115,7 +116,8 @@ def check_two_axes() -> None:
         np.testing.assert_array_equal(np.asarray(shard.data), expected[shard.index])
 
 
-def body() -> int:
+def body(hosts: int) -> int:
+    os.environ["UNISONO_HOST_ID"] = str(int(os.environ["UNISONO_RANK"]) % hosts)
     import unisono.jax  # isort: skip # before jax
 
     import jax
@@ -135,6 +137,6 @@ def body() -> int:
 
 
 if __name__ == "__main__":
-    ranks = int(sys.argv[1])
-    checked = unisono.run(body, ranks=ranks)
+    ranks, hosts = int(sys.argv[1]), int((sys.argv[2:] or ["1"])[0])
+    checked = unisono.run(body, ranks=ranks, args=(hosts,))
     assert checked == [checked[0]] * ranks and checked[0] > LEAST_CHECKS, checked

@@ -1,6 +1,6 @@
 """What a JAX program sees after a fault. Prints one line of each rank that raised.
 
-python faults.py killed | other_call | several_devices
+python faults.py killed | stopped | raised | exited | other_call | several_devices | some
 """
 
 from __future__ import annotations
@@ -32,11 +32,15 @@ def body(kind: str) -> None:
     if kind == "several_devices":
         jax.config.update("jax_num_cpu_devices", 2)
     unisono.jax.initialize(heartbeat_timeout_seconds=10)
-    mesh = jax.make_mesh((jax.device_count(),), ("ranks",))
+    devices = jax.devices()[: 2 if kind == "some" else None]
+    if kind == "some" and jax.process_index() == 2:
+        time.sleep(8)
+        os._exit(0)
+    mesh = jax.make_mesh((len(devices),), ("ranks",), devices=devices)
     split, whole = PartitionSpec("ranks"), PartitionSpec()
 
     def summed(count: int) -> Any:
-        x = np.ones((jax.device_count(), count), np.float32)
+        x = np.ones((len(devices), count), np.float32)
         placed = jax.make_array_from_callback(
             x.shape, NamedSharding(mesh, split), lambda index: x[index]
         )
@@ -46,12 +50,18 @@ def body(kind: str) -> None:
         return jax.block_until_ready(jax.jit(total)(placed))
 
     rank = jax.process_index()
-    if kind != "several_devices":
+    if kind not in ("several_devices", "some"):
         summed(1)
     if kind == "killed" and rank == 1:
         time.sleep(1)  # the others wait for this rank
         say(f"rank 1 dies at {time.monotonic()}")
         os.kill(os.getpid(), signal.SIGKILL)
+    if kind == "raised" and rank == 1:
+        raise RuntimeError("a fault of the program")
+    if kind == "exited" and rank == 1:
+        sys.exit(3)
+    if kind == "stopped" and rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
     try:
         summed(7 + (kind == "other_call" and rank == 1))
     except Exception as error:

@@ -52,8 +52,7 @@ def test_the_example_equals_one_process():
 
 def test_the_coordinator_of_several_hosts_has_the_address_that_other_connections_use():
     program = (
-        "from unisono.jax import initialization\n"
-        "print(initialization._coordinator(several_hosts=True))"
+        "from unisono.jax import coordinator\nprint(coordinator._coordinator(several_hosts=True))"
     )
     said = run("-c", program, UNISONO_INTERFACE="=lo", UNISONO_SOCKET_FAMILY="AF_INET")
     assert re.fullmatch(r"127\.0\.0\.1:\d+", said.strip())
@@ -62,6 +61,24 @@ def test_the_coordinator_of_several_hosts_has_the_address_that_other_connections
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_collectives(ranks: int):
     run("collectives.py", str(ranks))
+
+
+def test_collectives_between_hosts_with_tls():
+    secret = "a secret of the job"
+    run("collectives.py", "4", "2", UNISONO_TLS="psk", UNISONO_JOB_SECRET=secret)
+
+
+def test_a_mesh_that_others_do_not_use_fails_after_the_timeout():
+    found = FAULT.findall(run("faults.py", "some", fails=True, UNISONO_TIMEOUT_S="5"))
+    assert {rank for rank, _, _ in found} == {"0", "1"}
+    assert all("rank 2" in text for _, text, _ in found)
+
+
+@pytest.mark.parametrize("kind", ["raised", "exited"])
+def test_a_process_that_leaves_is_named(kind: str):
+    found = FAULT.findall(run("faults.py", kind, fails=True))
+    assert {rank for rank, _, _ in found} == {"0", "2"}
+    assert all(text.startswith("rank 1 ") for _, text, _ in found)
 
 
 def test_a_killed_process_is_named_within_a_second():

@@ -12,12 +12,12 @@ Unisono. The wheels of jax are used unchanged: their MPI collectives load `libun
 """
 
 from unisono import config
-from unisono.jax.initialization import initialize
 from unisono.jax.world import World
 from unisono.mpi_library import MpiLibrary
 
 _WORLD = World()
 _LIBRARY = MpiLibrary("libunisono_mpi.so", _WORLD.join, _WORLD.refusal)
 config.prepare_jax(_LIBRARY.path)
+initialize = _WORLD.initialize
 
 __all__ = ["initialize"]

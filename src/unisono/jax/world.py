@@ -7,8 +7,9 @@ from datetime import timedelta
 from typing import Any
 
 from unisono import config
-from unisono.communicator import Communicator, join_by_store
+from unisono.communicator import Communicator, init, join_by_store
 from unisono.errors import RendezvousError
+from unisono.jax.coordinator import common_coordinator
 
 _PREFIX = "unisono/"
 _ANSWER_MS = 60_000
@@ -43,6 +44,25 @@ class World:
 
     def __init__(self) -> None:
         self._comm: Communicator | None = None
+        self._joined_first: Communicator | None = None
+
+    def initialize(self, **options: Any) -> None:
+        """Calls `jax.distributed.initialize` for the ranks of `unisono.run`, torchrun, mpiexec or
+        srun.
+
+        Rank 0 chooses the address of JAX's coordinator. `options`: further arguments of
+        `jax.distributed.initialize`. Raises the errors of `unisono.init`.
+        """
+        import jax
+
+        comm = init()
+        jax.distributed.initialize(
+            coordinator_address=common_coordinator(comm),
+            num_processes=comm.size,
+            process_id=comm.rank,
+            **options,
+        )
+        self._joined_first = comm  # on all ranks: those of JAX need not join again
 
     def join(self) -> Communicator:
         """Returns the group of the processes of `jax.distributed`. Collective.
@@ -65,6 +85,9 @@ class World:
             raise RendezvousError("call jax.distributed.initialize before the first use of devices")
         if self._comm is not None:  # jax has shut its processes down, and begins again
             self._comm.close()
+        if self._joined_first is not None:
+            self._comm, self._joined_first = self._joined_first, None
+            return self._comm
         store = ClientStore(state.client)
         self._comm = join_by_store(store, state.process_id, state.num_processes, config.settings())
         return self._comm
