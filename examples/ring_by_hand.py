@@ -1,8 +1,8 @@
 """Writes a ring all-reduce by hand with send and recv, and compares it with the library's.
 
-Covers: `send(async_op=True)`, `recv`, `all_reduce`. Scenario: 4 ranks with 4 MiB each. If every rank
-first sent and then received, all large messages would wait for their receivers. So each rank sends
-in the background while it receives.
+Covers: `send(async_op=True)`, `recv`, `all_reduce`. Scenario: 4 ranks with 4 MiB each. If every
+rank first sent and then received, all large messages would wait for their receivers. So each rank
+sends in the background while it receives.
 
     python examples/ring_by_hand.py
 """
