@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
+from pprint import pformat
 from typing import Any
 
 from unisono.course import chapters, lab
@@ -66,7 +67,7 @@ class _LabPage:
             return [_CHOICES[self.language] + "\n\n" + "\n".join(f"- {o}" for o in output.options)]
         if hasattr(output, "text"):
             return [*shown, self._element(output.text)]
-        return [*shown, f"```text\n{output!r}\n```"]
+        return [*shown, f"```text\n{pformat(output, width=90, sort_dicts=False)}\n```"]
 
     def _element(self, text: str) -> str:
         found = _FRAME.search(text)

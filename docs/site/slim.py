@@ -11,9 +11,7 @@ _RULES = (
     (re.compile(r'<span class="[wnp]">([^<]*)</span>'), r"\1"),
     (re.compile(r'<span class="pre">([^<]*)</span>'), r"\1"),
     (re.compile(r' class="docutils literal notranslate"'), ' class="docutils literal"'),
-    (re.compile(r' class="reference internal"'), ""),
     (re.compile(r"<img (?!loading)"), '<img loading="lazy" '),
-    (re.compile(r"\n\s*\n+(?=<)"), "\n"),
 )
 
 
