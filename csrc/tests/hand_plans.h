@@ -30,8 +30,8 @@ class Writer {
         records_.push_back({Action::copy, 0, 0, 0, 0, 0, 0, dst, {}, src, length});
         return *this;
     }
-    Writer& share(Ref slot, Ref memory) {
-        records_.push_back({Action::share, 0, 0, 0, 0, 0, 0, slot, {}, memory, memory});
+    Writer& share(Ref slot, Ref memory, uint16_t flags = 0) {
+        records_.push_back({Action::share, 0, 0, flags, 0, 0, 0, slot, {}, memory, memory});
         return *this;
     }
     Writer& reduce(Ref dst, const std::vector<Ref>& sources, Ref length, uint16_t flags,
@@ -149,6 +149,38 @@ inline std::shared_ptr<const Plan> single_copy(uint32_t rank, uint32_t ranks) {
         if (q != rank) w.wait(q, 2).copy(out(0, q), shared(q, q), out(0, q));
     }
     return w.post(3).plan(rank, ranks, 1, 1, ranks, 3, Slots(ranks, ranks), 0, true);
+}
+
+// A plan like `single_copy`, but each rank writes its result to the memory of all ranks.
+inline std::shared_ptr<const Plan> write_back(uint32_t rank, uint32_t ranks) {
+    Writer w;
+    std::vector<Ref> sources;
+    for (uint32_t p = 0; p < ranks; ++p) {
+        if (p != rank) w.share(slot(rank, p), in(0, p), kWritesBack);
+    }
+    w.post(1);
+    for (uint32_t q = 0; q < ranks; ++q) {
+        if (q != rank) w.wait(q, 1);
+        sources.push_back(q == rank ? in(0, rank) : shared(q, rank));
+    }
+    w.reduce(out(0, rank), sources, in(0, rank), kFinal | kWritesBack).post(2);
+    for (uint32_t q = 0; q < ranks; ++q) {
+        if (q != rank) w.wait(q, 2);
+    }
+    return w.post(3).plan(rank, ranks, 1, 1, ranks, 3, Slots(ranks, ranks), 0, true);
+}
+
+// A plan in which rank 0 reduces everything, and writes the result to the memory of all ranks.
+inline std::shared_ptr<const Plan> star(uint32_t rank, uint32_t ranks) {
+    Writer w;
+    std::vector<Ref> sources{in(0)};
+    if (rank > 0) w.share(slot(rank, 0), in(0), kWritesBack).post(1).wait(0, 2);
+    for (uint32_t q = 1; rank == 0 && q < ranks; ++q) {
+        w.wait(q, 1);
+        sources.push_back(shared(q, 0));
+    }
+    if (rank == 0) w.reduce(out(0), sources, in(0), kFinal | kWritesBack);
+    return w.post(2).plan(rank, ranks, 1, 1, 1, 2, Slots(ranks, 1), 0, true);
 }
 
 // A plan of a chain: each rank adds its input to the partial sum of the next higher rank, in

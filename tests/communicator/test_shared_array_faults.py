@@ -1,0 +1,103 @@
+"""Faults while ranks write to each other's shared arrays: killed, stopped and aborting ranks.
+
+Every survivor is told soon, nobody changes its arrays after that, and the survivors go on in a
+smaller group.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import signal
+import time
+import zlib
+
+import numpy as np
+import pytest
+
+from ranks import Me, Processes
+from time_limits import limit_s
+from unisono import CommunicationError
+
+RANKS = 3
+MOST_S = 1.0
+TIMEOUT_S = 1.0
+FAULTS = (signal.SIGKILL, signal.SIGSTOP, signal.SIGABRT)
+COUNTS = (20_000, 100_001, 1 << 20, 3_000_001)
+MOST_DELAY_S = 0.06
+
+
+def reduces_until_told(me: Me) -> None:
+    comm = me.join()
+    count = int(os.environ["COUNT"])
+    x, beside = comm.empty(count, np.float32), comm.empty(100, np.float32)
+    beside[:] = me.rank
+    x[:] = 0
+    comm.all_reduce(x)
+    if os.environ["FAULT"] == "SIGSTOP":
+        comm.timeout_s = TIMEOUT_S
+    me.say("ready")
+    for step in itertools.count():
+        x[:] = me.rank + step % 100
+        try:
+            comm.all_reduce(x)
+        except CommunicationError as error:
+            before = zlib.crc32(x)
+            me.say("told", error=type(error).__name__)
+            break
+        expected = sum(range(me.size)) + me.size * (step % 100)
+        assert (x == expected).all(), f"step {step}: a wrong result without an error"
+    if me.rank == int(os.environ["VICTIM"]):
+        return
+    me.wait_for_go()
+    same = zlib.crc32(x) == before
+    x[::3] = 7
+    same = same and (x[::3] == 7).all() and (beside == me.rank).all()
+    comm.timeout_s = 30.0
+    with comm.shrink() as shrunk:
+        y = shrunk.empty(count, np.float32)
+        y[:] = 1
+        shrunk.all_reduce(y)
+        x[:] = 1  # an ordinary array in the new group
+        shrunk.all_reduce(x)
+        right = (y == shrunk.size).all() and (x == shrunk.size).all()
+        me.say("shrunk", same=bool(same), right=bool(right), size=shrunk.size)
+
+
+def strike(fault: signal.Signals, seed: int) -> None:
+    rng = random.Random(seed)
+    victim = rng.randrange(RANKS)
+    survivors = [rank for rank in range(RANKS) if rank != victim]
+    environment = {
+        "FAULT": fault.name, "COUNT": str(rng.choice(COUNTS)), "VICTIM": str(victim),
+    }  # fmt: skip
+    with Processes(reduces_until_told, RANKS, environment=lambda rank: environment) as job:
+        job.wait_for("ready", range(RANKS))
+        time.sleep(rng.uniform(0, MOST_DELAY_S))
+        struck = job.signal(victim, fault)
+        allowed_s = limit_s(MOST_S)
+        if fault is signal.SIGSTOP:
+            allowed_s += TIMEOUT_S
+        for said in job.wait_for("told", survivors):
+            assert said["at"] - struck < allowed_s, said
+        if fault is signal.SIGSTOP:
+            job.signal(victim, signal.SIGCONT)
+            job.wait_for("told", [victim])
+        job.processes[victim].wait(30)
+        job.go(*survivors)
+        for said in job.wait_for("shrunk", survivors):
+            assert (said["same"], said["right"], said["size"]) == (True, True, RANKS - 1), said
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_survivors_are_told_and_not_harmed(fault: signal.Signals, seed: int) -> None:
+    strike(fault, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_many_faults(fault: signal.Signals) -> None:
+    for seed in range(100, 200):
+        strike(fault, seed)

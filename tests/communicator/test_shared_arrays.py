@@ -1,0 +1,420 @@
+"""Collectives on shared arrays have the bits of those on ordinary arrays, and misuse is refused."""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from bootstrap.test_segment_memory import deny_memfd
+from communicator.c_functions import CGroup
+from pretended_hosts import spanning
+from ranks import Me, Processes, Threads
+from time_limits import limit_s
+from unisono import AbortedError, Communicator, MismatchError, premul_sum
+from unisono.controller import Controller
+from unisono.types import Op, ReduceOp
+
+Array = NDArray[Any]
+World = Callable[[int], Threads]
+Made = Callable[..., Array]
+
+KIB = 1 << 10
+DTYPES = ("float32", "float64", "float16", "int8", "uint16", "int64", "bool", "complex128")
+BYTES = (
+    1, 4 * KIB - 8, 4 * KIB, 4 * KIB + 24, 32 * KIB - 16, 32 * KIB, 32 * KIB + 8, 100 * KIB + 16,
+    512 * KIB - 64, 512 * KIB + 16, 1200 * KIB + 8,
+)  # fmt: skip
+"""Around the least bytes of a call in heaps with a core for each rank and with fewer cores, and
+around the end of a block of results that ranks forward."""
+
+
+def numbers(dtype: str, rank: int, count: int, seed: int = 0) -> Array:
+    rng = np.random.default_rng([rank, count, seed])
+    return (rng.standard_normal(count) * 20).astype(dtype)
+
+
+def results(comm: Communicator, op: Op, made: Made, x: Array, reduction: str) -> list[Array]:
+    """Runs an operation on arrays that `made(shape)` makes. Returns all results of this rank."""
+    n, me, count = comm.size, comm.rank, len(x)
+    root = (count + n) % n
+    mine, wide = made(count), made(n * count)
+    mine[:] = x
+    wide[:] = np.concatenate([np.roll(x, shift) for shift in range(n)])
+    if op is Op.ALL_REDUCE:
+        comm.all_reduce(mine, reduction)
+        return [mine]
+    if op is Op.REDUCE:
+        comm.reduce(mine, root, reduction)
+        return [mine]
+    if op is Op.BROADCAST:
+        comm.broadcast(mine, root)
+        return [mine]
+    if op in (Op.SCAN, Op.EXSCAN):
+        scan = comm.scan if op is Op.SCAN else comm.exscan
+        scan(mine, reduction)
+        return [mine]
+    if op is Op.ALL_GATHER:
+        part = wide[me * count : (me + 1) * count]
+        out = comm.all_gather(mine, made(n * count))
+        comm.all_gather(part, wide)
+        return [out, wide, comm.all_gather(mine)]
+    if op is Op.REDUCE_SCATTER:
+        out = comm.reduce_scatter(wide, made(count), reduction)
+        return [out, wide, comm.reduce_scatter(wide, op=reduction)]
+    if op is Op.ALL_TO_ALL:
+        out = comm.all_to_all(wide, made(n * count))
+        comm.all_to_all(wide, wide)
+        return [out, wide]
+    if op is Op.GATHER:
+        found = comm.gather(mine, made(n * count) if me == root else None, root)
+        return [mine] if found is None else [found, mine]
+    if op is Op.SCATTER:
+        comm.scatter(wide if me == root else None, mine, root)
+        return [mine]
+    comm.barrier()
+    return []
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
+@given(data=st.data())
+@settings(max_examples=25)
+def test_bits_are_those_of_ordinary_arrays(ranks: int, threads: World, data: st.DataObject) -> None:
+    op, dtype = data.draw(st.sampled_from(list(Op))), data.draw(st.sampled_from(DTYPES))
+    count = max(1, data.draw(st.sampled_from(BYTES)) // np.dtype(dtype).itemsize)
+    allowed = {"b": ["max", "lor"], "c": ["sum", "prod"], "f": ["sum", "min", "avg"]}
+    reductions = allowed.get(np.dtype(dtype).kind, ["sum", "bxor", "max", "avg"])
+    if op in (Op.SCAN, Op.EXSCAN):
+        reductions = [each for each in reductions if each != ReduceOp.AVG.name.lower()]
+    reduction = data.draw(st.sampled_from(reductions))
+    seed = data.draw(st.integers(0, 9))
+
+    def check(comm: Communicator) -> None:
+        x = numbers(dtype, comm.rank, count, seed)
+
+        def shared(count: int) -> Array:
+            return comm.empty(count, dtype)
+
+        with np.errstate(all="ignore"):
+            expected = results(comm, op, lambda count: np.empty(count, dtype), x, reduction)
+        found = results(comm, op, shared, x, reduction)
+        for ours, theirs in zip(found, expected, strict=True):
+            assert ours.tobytes() == theirs.tobytes()
+
+    threads(ranks).run(check)
+
+
+def test_views_of_shared_arrays(threads: World) -> None:
+    """Slices and reshaped views are shared; views with gaps are copied."""
+
+    def check(comm: Communicator) -> None:
+        n = comm.size
+        x = comm.empty((6, 50_000), np.float32)
+        for view in (x[1:3], x[2], x.reshape(-1)[7:200_001], x.reshape(3, 2, -1)[1], x[:, ::2]):
+            x[:] = comm.rank + 1
+            assert comm.all_reduce(view) is view
+            assert (view == n * (n + 1) / 2).all()
+        assert (x[:, 1::2] == comm.rank + 1).all()
+
+    threads(3).run(check)
+
+
+def test_other_ways_to_call(threads: World) -> None:
+    """Tests asynchronous calls, batches, several works at once, factors, and uneven pieces."""
+
+    def check(comm: Communicator) -> None:
+        n, me, count = comm.size, comm.rank, 40_000
+        total = n * (n + 1) / 2
+        arrays = [comm.empty(count, np.float64) for _ in range(4)]
+        for x in arrays:
+            x[:] = me + 1
+        for work in [comm.all_reduce(x, async_op=True) for x in arrays]:
+            assert (work.wait() == total).all()
+        for x in arrays:
+            x[:] = me + 1
+        few = comm.empty(3, np.float64)
+        few[:] = me + 1
+        with comm.batch():
+            for x in (*arrays, few):
+                comm.all_reduce(x)
+        assert all((x == total).all() for x in (*arrays, few))
+        x = arrays[0]
+        x[:] = me + 1
+        comm.all_reduce(x, premul_sum(1.0 if me == 0 else 2.0))
+        assert (x == 2 * total - 1).all()
+        counts = [10_000 * (rank + 1) for rank in range(n)]
+        mine = comm.empty(counts[me], np.float64)
+        mine[:] = me
+        out = comm.all_gather_v(mine, counts)
+        assert (out == np.repeat(np.arange(n), counts)).all()
+        other = (me + 1) % n
+        send, got = arrays[1], arrays[2]
+        send[:] = me
+        work = comm.send(send, other, async_op=True)
+        comm.recv(got, (me - 1) % n)
+        work.wait()
+        assert (got == (me - 1) % n).all()
+
+    threads(3).run(check)
+
+
+def test_arrays_of_another_communicator_are_ordinary_there(threads: World) -> None:
+    def check(comm: Communicator) -> None:
+        with comm.split(0, key=-comm.rank) as child:
+            assert child is not None
+            mine, theirs = comm.empty(50_000), child.empty(50_000)
+            for x in (mine, theirs):
+                for group in (comm, child):
+                    x[:] = comm.rank
+                    group.all_reduce(x)
+                    assert (x == 3).all()
+            # an array of the other communicator counts as ordinary, also beside ordinary arrays
+            x = theirs if comm.rank == 0 else np.empty(50_000)
+            x[:] = comm.rank
+            comm.all_reduce(x)
+            assert (x == 3).all()
+
+    threads(3).run(check)
+
+
+def test_reproducible_groups_use_them() -> None:
+    x = [numbers("float32", rank, 70_001) * np.float32(1e30) ** (rank - 1) for rank in range(3)]
+
+    def check(comm: Communicator) -> tuple[bytes, bytes]:
+        ours, theirs = comm.empty(70_001, np.float32), x[comm.rank].copy()
+        ours[:] = theirs
+        return comm.all_reduce(ours).tobytes(), comm.all_reduce(theirs).tobytes()
+
+    with Threads(3, reproducible=True) as world:
+        found = world.run(check)
+    assert len({bits for pair in found for bits in pair}) == 1
+
+
+def test_controller_accepts_them(threads: World) -> None:
+    def check(comm: Communicator) -> None:
+        with Controller(comm) as controller:
+            arrays = [comm.empty(n, np.float32) for n in (10, 100_000, 400_000)]
+            for x in arrays:
+                x[:] = 1
+            order = arrays if comm.rank else arrays[::-1]
+            handles = [controller.all_reduce(f"{len(x)}", x) for x in order]
+            for handle in handles:
+                handle.wait()
+            assert all((x == comm.size).all() for x in arrays)
+
+    threads(2).run(check)
+
+
+def test_c_interface_accepts_them(threads: World) -> None:
+    """Tests also that a rank may reduce in place while another has a separate result."""
+
+    def check(comm: Communicator) -> None:
+        count, group = 60_000, CGroup.of(comm)
+        x, out = comm.empty(count, np.float32), comm.empty(count, np.float32)
+        x[:] = comm.rank + 1
+        group.run("ALL_REDUCE", x, out, count)
+        assert (out == 6).all() and (x == comm.rank + 1).all()
+        result = x if comm.rank == 1 else out
+        group.run("ALL_REDUCE", x, result, count)
+        assert (result == 6).all()
+
+    threads(3).run(check)
+
+
+def test_torch_tensors_of_them(threads: World) -> None:
+    torch = pytest.importorskip("torch")
+
+    def check(comm: Communicator) -> None:
+        x = comm.empty(90_000, np.float32)
+        tensor = torch.from_numpy(x)
+        x[:] = comm.rank
+        assert comm.all_reduce(tensor) is tensor
+        assert (x == 1).all()
+
+    threads(2).run(check)
+
+
+@pytest.mark.parametrize("ordinary", [0, 2])
+def test_one_rank_with_an_ordinary_array_is_refused_everywhere(ordinary: int) -> None:
+    def call(comm: Communicator) -> float:
+        x: Array = comm.empty(60_000, np.float32)
+        if comm.rank == ordinary:
+            x = np.empty(60_000, np.float32)
+        x[:] = 1
+        start = time.monotonic()
+        with pytest.raises(MismatchError, match=r"Pass shared arrays .* on all ranks, or on none"):
+            comm.all_reduce(x)
+        return time.monotonic() - start
+
+    with Threads(3) as world:
+        assert max(world.outcomes(call)) < limit_s(1)
+
+
+# ---- memory
+
+
+def test_memory_is_counted_freed_and_used_again(threads: World) -> None:
+    def check(comm: Communicator) -> None:
+        gc.collect()
+        before = comm.shared_bytes
+        x = comm.empty((10, 100_000), np.float64)
+        assert comm.shared_bytes - before >= x.nbytes
+        assert x.ctypes.data % 64 == 0 and x.shape == (10, 100_000) and x.flags.writeable
+        address, view = x.ctypes.data, x[3:]
+        del x
+        assert comm.shared_bytes > before
+        del view
+        assert comm.shared_bytes == before
+        y = comm.empty_like(np.empty((10, 100_000)))
+        assert (y.ctypes.data, y.dtype) == (address, np.float64)
+
+    world = threads(2)
+    world.run(check)
+
+
+def test_a_freed_large_array_returns_its_pages() -> None:
+    with Threads(1) as world:
+        comm = world.comms[0]
+        x = comm.empty(64 << 20, np.uint8)
+        x[:] = 1
+        used = _shared_memory_kib()
+        del x
+        assert used - _shared_memory_kib() > 60 << 10
+
+
+def _shared_memory_kib() -> int:
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) for line in lines if line.startswith("RssShmem"))
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((), "f4"), (0, "f4"), ((3, 0), "f8"), (5, "S0"), (7, "M8[s]"), (9, "f4,i8"), ((2, 3), "c8")],
+)
+def test_shapes_and_types(shape: Any, dtype: str, threads: World) -> None:
+    def check(comm: Communicator) -> None:
+        x, like = comm.empty(shape, dtype), np.empty(shape, dtype)
+        assert (x.shape, x.dtype) == (like.shape, like.dtype)
+
+    threads(1).run(check)
+
+
+def test_impossible_arrays_are_refused(threads: World) -> None:
+    def check(comm: Communicator) -> None:
+        for count in (1 << 45, (1 << 61) - 1, 1 << 80):
+            with pytest.raises(MemoryError, match="no room for a shared array of"):
+                comm.empty(count)
+        with pytest.raises(ValueError, match="expected dimensions of at least 0"):
+            comm.empty((2, -1))
+        with pytest.raises(TypeError, match="expected elements of a fixed size"):
+            comm.empty(2, object)
+        with pytest.raises(TypeError):
+            comm.empty(1.5)  # type: ignore[arg-type]
+        assert comm.all_reduce(comm.empty(1) * 0).sum() == 0
+
+    threads(2).run(check)
+
+
+def test_arrays_outlive_their_communicator() -> None:
+    def check(comm: Communicator) -> Array:
+        x = comm.empty(50_000)
+        x[:] = comm.rank + 1
+        comm.all_reduce(x)
+        comm.close()
+        with pytest.raises(AbortedError):
+            comm.empty(10)
+        return x
+
+    with Threads(2) as world:
+        arrays = world.run(check)
+    del world
+    gc.collect()
+    for x in arrays:
+        assert (x == 3).all()
+        x[:] = 5
+    assert (arrays[0] == 5).all()
+
+
+# ---- processes
+
+
+def calls(me: Me) -> None:
+    comm = me.join()
+    x = comm.empty(300_001, np.float32)
+    for step in range(20):
+        x[:] = me.rank + step
+        comm.all_reduce(x)
+        assert (x == sum(range(me.size)) + me.size * step).all()
+    out = comm.all_gather(x[:30_000], comm.empty(me.size * 30_000, np.float32))
+    me.say("done", total=float(out.sum()), shared=comm.shared_bytes > 0)
+
+
+def test_ranks_that_are_processes() -> None:
+    with Processes(calls, 3) as job:
+        for said in job.wait_for("done", range(3)):
+            assert said["total"] == 90_000 * 60.0 and said["shared"]
+
+
+def in_a_sandbox(me: Me) -> None:
+    deny_memfd()
+    comm = me.join()
+    x = comm.empty(100_000)
+    x[:] = 1
+    me.say("done", total=comm.all_reduce(x).sum(), shared=comm.shared_bytes)
+
+
+def with_a_limit(me: Me) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 30, 1 << 30))
+    comm = me.join()
+    x = comm.empty(100_000)
+    x[:] = 1
+    me.say("done", total=comm.all_reduce(x).sum(), shared=comm.shared_bytes)
+
+
+@pytest.mark.parametrize("body", [in_a_sandbox, with_a_limit])
+def test_groups_without_shared_heaps_give_ordinary_arrays(body: Callable[[Me], None]) -> None:
+    with Processes(body, 2) as job:
+        for said in job.wait_for("done", range(2)):
+            assert (said["total"], said["shared"]) == (200_000, 0)
+
+
+def test_groups_on_several_hosts_give_ordinary_arrays() -> None:
+    def body(comm: Communicator) -> tuple[float, int]:
+        x = comm.empty(50_000)
+        x[:] = 1
+        return float(comm.all_reduce(x).sum()), comm.shared_bytes
+
+    assert spanning(body, [{}] * 4, per_host=2) == [(200_000.0, 0)] * 4
+
+
+def forks(me: Me) -> None:
+    comm = me.join()
+    x = comm.empty(40_000)
+    x[:] = 1
+    child = os.fork()
+    if child == 0:
+        assert (x == 1).all()
+        x[7] = 5  # the memory is that of the parent
+        with pytest.raises(AbortedError, match="fork"):
+            comm.empty(10)
+        del x
+        gc.collect()
+        os._exit(0)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    me.say("forked", code=code, seen=x[7], total=comm.all_reduce(x).sum(), used=comm.shared_bytes)
+
+
+def test_forked_children_share_the_memory_and_free_nothing() -> None:
+    with Processes(forks, 2) as job:
+        for said in job.wait_for("forked", range(2)):
+            assert (said["code"], said["seen"], said["total"]) == (0, 5, 2 * 40_004)
+            assert said["used"] >= 40_000 * 8
