@@ -69,22 +69,22 @@ def _preface(run: dict[str, Any]) -> list[str]:
     intel = [f"`impi` is Intel MPI {version} with its defaults and `I_MPI_FABRICS=shm`."]
     return [
         "`python benchmarks/shared_arrays.py`: `unisono-shared` has arrays of",
-        "`Communicator.empty`, `unisono` has ordinary arrays. All contestants of a row alternate in",
-        "one run, with rank r on core r mod cores. Every result was verified. Microseconds: medians",
-        f"of {run['settings']['rounds']} rounds (quartiles).",
+        "`Communicator.empty`, `unisono` has ordinary arrays. All contestants of a row alternate",
+        "in one run, with rank r on core r mod cores. Every result was verified. Microseconds:",
+        f"medians of {run['settings']['rounds']} rounds (quartiles).",
         *(intel if version else []),
         "",
         "The limit: all ranks at once read every byte that the operation must read, and write",
         "every byte that it must write, in their own memory, with Unisono's copies and reductions.",
-        "With N bytes on n ranks, every rank copies N (broadcast: every rank but the root), or sums",
-        "n parts of N/n (reduce_scatter). The limit is the faster of ordinary stores and stores",
-        "that bypass the caches.",
+        "With N bytes on n ranks, every rank copies N (broadcast: every rank but the root), or",
+        "sums n parts of N/n (reduce_scatter). The limit is the faster of ordinary stores and",
+        "stores that bypass the caches.",
         "",
         "Input unchanged: successive calls; a call finds in the caches what the previous one left",
         "there. Input written before each call, as in a training step: each rank writes its input",
         "and waits for the others, and these times do not count. A call then takes from the first",
-        "rank's start to the last rank's end, and a round is the median of its calls. This includes",
-        "about a microsecond in which the ranks leave the barrier, for the limit too.",
+        "rank's start to the last rank's end, and a round is the median of its calls. This",
+        "includes about a microsecond in which the ranks leave the barrier, for the limit too.",
     ]
 
 

@@ -115,9 +115,10 @@ class ContestantRanks(Closing):
         Before each call, every rank writes its input again, and waits for the others."""
         replies = self._ask({"do": "time rewritten", "iterations": iterations})
         by_call = zip(*(reply["times_s"] for reply in replies), strict=True)
-        return median(
-            max(end for _, end in call) - min(start for start, _ in call) for call in by_call
-        )
+        times_s = [
+            float(max(end for _, end in call) - min(start for start, _ in call)) for call in by_call
+        ]
+        return median(times_s)
 
     def close(self) -> None:
         """Ends all processes of the contestant. Never raises."""
