@@ -22,8 +22,10 @@ from interfaces_page import (
 )
 from model_layouts_page import render_model_layouts
 from p2p_page import render_p2p
+from peers_page import PEERS_PREFIX, render_peers
 from published_page import render_published
 from results_page import render_page
+from shared_arrays_page import render_shared_arrays
 from simulator_page import render_calibration, render_lab, render_speed
 from training_page import PARTS, render_training
 from trees_page import render_trees
@@ -34,6 +36,7 @@ HERE = Path(__file__).parent
 APIS = ("native", "torch")
 SECTIONS: Mapping[str, tuple[str, Callable[[Any], list[str]]]] = {
     "Installation": ("install-time", render_install),
+    "Shared arrays": ("shared-arrays", render_shared_arrays),
     "JAX": ("jax-collectives", render_jax),
     "JAX: wrong sums": ("jax-scatters", render_jax_scatters),
     "MLX": ("mlx-collectives", render_mlx),
@@ -60,6 +63,8 @@ def write_page(folder: Path, page: Path) -> None:
         sections["Several hosts"] = render_hosts(hosts)
     if found := _named(folder, "p2p-"):
         sections["Point-to-point"] = render_p2p(found)
+    if found := _named(folder, PEERS_PREFIX):
+        sections["Intel MPI"] = render_peers(list(found.values()))
     if found := _named(folder, "controller-"):
         sections["Controller"] = render_controller(found)
     paths = {name: folder / f"{name}.json" for name in PARTS}

@@ -87,7 +87,7 @@ def render_page(
     lines = ["# Results", "", *_preface(documents), "", "## Targets", "", *_targets(samples)]
     for api, ranks in sorted({(sample.api, sample.ranks) for sample in samples}):
         chosen = [s for s in samples if (s.api, s.ranks) == (api, ranks)]
-        lines += ["", f"## {api}, {ranks} ranks", "", *_table(chosen)]
+        lines += ["", f"## {api}, {ranks} ranks", "", *render_table(chosen)]
     for task, training in trainings.items():
         lines += ["", f"## Training: {task}", "", *_training(task, training)]
     for title, section in sections.items():
@@ -238,7 +238,8 @@ def _find(samples: list[Sample], op: str, ranks: int, size_bytes: int) -> Sample
     return next((s for s in samples if (s.api, s.op, s.ranks, s.size_bytes) == wanted), None)
 
 
-def _table(samples: list[Sample]) -> list[str]:
+def render_table(samples: list[Sample]) -> list[str]:
+    """Returns a table with a row for each sample. All samples have the same interface."""
     ours = samples[0].ours
     names = dict.fromkeys(name for sample in samples for name in sample.times_s)
     peers = [name for name in names if name not in (ours, "memory")]

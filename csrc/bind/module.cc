@@ -12,6 +12,7 @@ NB_MODULE(_native, m) {
     unisono::bind::register_c_interface(m);
     unisono::bind::register_convert(m);
     unisono::bind::register_group(m);
+    unisono::bind::register_kernel_calls(m);
     unisono::bind::register_machine(m);
     unisono::bind::register_memory(m);
     unisono::bind::register_messages(m);

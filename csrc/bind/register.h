@@ -7,6 +7,7 @@ namespace unisono::bind {
 void register_c_interface(nanobind::module_& module);
 void register_convert(nanobind::module_& module);
 void register_group(nanobind::module_& module);
+void register_kernel_calls(nanobind::module_& module);
 void register_machine(nanobind::module_& module);
 void register_memory(nanobind::module_& module);
 void register_messages(nanobind::module_& module);

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from unisono.bench.contestants import Contestant, plan_launch, reason_missing
+from unisono.bench.contestants import Contestant, mpi_command, plan_launch, reason_missing
 
 
 def test_an_algorithm_can_be_forced() -> None:
@@ -43,6 +43,28 @@ def test_each_mpi_starts_with_its_own_files(name: str, launcher: str, library: s
     assert any(Path(word).name == launcher for word in command)
     (setting,) = (word for word in command if word.startswith("MPI4PY_LIBMPI="))
     assert setting.endswith(library)
+
+
+def test_intel_mpi_is_in_the_folder_that_its_variable_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mpi4py")
+    intel = Contestant(name="impi")
+    monkeypatch.delenv("I_MPI_ROOT", raising=False)
+    assert reason_missing(intel) == "requires: I_MPI_ROOT, the folder of Intel MPI"
+    monkeypatch.setenv("I_MPI_ROOT", str(tmp_path))
+    assert "has no bin/mpiexec.hydra" in str(reason_missing(intel))
+    for file in ("bin/mpiexec.hydra", "lib/libmpi.so.12"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).touch()
+    assert reason_missing(intel) is None
+    (command,) = plan_launch(intel, ranks=2, folder=Path("/folder"), bind=False)
+    assert f"MPI4PY_LIBMPI={tmp_path}/lib/libmpi.so.12" in command
+    assert f"I_MPI_ROOT={tmp_path}" in command
+    assert "I_MPI_FABRICS=shm" in command
+    assert str(tmp_path / "bin" / "mpiexec.hydra") in command
+    with pytest.raises(LookupError, match="impi runs on one host only"):
+        mpi_command("impi", ranks=2, program=["true"], options=["-hosts", "a,b"])
 
 
 def test_a_missing_package_is_a_reason_not_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

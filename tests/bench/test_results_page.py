@@ -13,7 +13,9 @@ from hosts_page import render_hosts
 from model_layouts_page import render_model_layouts
 from p2p_page import render_p2p
 from page import write_page
+from peers_page import render_peers
 from results_page import render_page
+from shared_arrays_page import render_shared_arrays
 from simulator_page import render_lab
 from trees_page import render_trees
 from weight_transfer_page import render_weight_transfer
@@ -51,6 +53,46 @@ def test_bars_of_a_mode_use_only_its_rounds(report: RunReport) -> None:
     page = render_page([replace(report, rows=(row,), settings=settings).to_dict()], {}, {})
     assert "| all_reduce 64 MiB n=2, near | <= 6.9 ms | 9.0 ms in 2 of 5 rounds | **no** |" in page
     assert "| all_reduce 64 MiB n=2, near: over the limit | <= 1.3 | 1.80 | **no** |" in page
+
+
+def test_rows_behind_a_named_peer_are_listed(report: RunReport) -> None:
+    row = report.rows[0]
+    times_s = {"unisono": (2e-6, 2e-6), "impi": (1e-6, 1e-6), "memory": (1e-6, 1e-6)}
+    slower = replace(
+        row,
+        case=replace(row.case, nbytes=1 << 20),
+        measurements=tuple(Measurement(contestant=c, times_s=t) for c, t in times_s.items()),
+    )
+    document = replace(
+        report, rows=(slower,), contestants=tuple(times_s), settings={"rounds": 2}
+    ).to_dict()
+    document["machine"] = {"packages": {"impi": "2021.18.1"}}
+    page = "\n".join(render_peers([document]))
+    assert "Intel MPI 2021.18.1" in page
+    assert "| impi's time over ours, geometric mean of 1 rows | >= 2 | 0.50 | **no** |" in page, (
+        page
+    )
+    assert "| rows in which impi is faster | 0 rows | 1 rows, all_reduce 1M n=4 | **no** |" in page
+
+
+def test_shared_arrays_are_held_against_the_faster_kernel(report: RunReport) -> None:
+    case = replace(report.rows[0].case, nbytes=1 << 20)
+    times_s = {
+        "unisono-shared": (12e-6, 12e-6),
+        "unisono": (30e-6, 30e-6),
+        "kernels": (20e-6, 20e-6),
+        "kernels-streaming": (10e-6, 10e-6),
+    }
+    row = replace(
+        report.rows[0],
+        case=case,
+        measurements=tuple(Measurement(contestant=c, times_s=t) for c, t in times_s.items()),
+    )
+    document = replace(report, rows=(row,), settings={"rounds": 2, "rewritten": True}).to_dict()
+    document["machine"] = {"packages": {}}
+    page = "\n".join(render_shared_arrays({"runs": [document]}))
+    assert "input written before each call: over the limit | <= 1.3 | 1.20 (1M) | yes |" in page
+    assert "| all_reduce | 1M | 12 (12-12) | 30 (30-30) | 10.00 | 1.20 | 2.50 |" in page
 
 
 def test_many_ranks_are_compared_with_few_and_the_limit(report: RunReport) -> None:

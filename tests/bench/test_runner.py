@@ -65,6 +65,29 @@ def test_gloo_beside_the_memory_limit() -> None:
         assert (row.ratio("gloo", "memory") or 0.0) > 0.0
 
 
+@pytest.mark.parametrize("rewritten", [False, True])
+def test_shared_arrays_beside_the_kernels_alone(rewritten: bool) -> None:
+    ops = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
+    cases = [Case(op=op, ranks=2, nbytes=100_000) for op in ops]
+    names = ["unisono-shared", "unisono", "kernels", "kernels-streaming"]
+    report = run_benchmark(
+        cases, names, ours="unisono-shared", pace=QUICK, bind=True, rewritten=rewritten
+    )
+    assert report.skipped == {}
+    assert not report.failed
+    assert report.limit == "kernels"
+    assert all(len(m.times_s) == 2 for row in report.rows for m in row.measurements)
+    assert report.settings.get("rewritten", False) == rewritten
+
+
+def test_the_kernels_alone_are_a_limit_of_five_operations() -> None:
+    case = Case(op="gather", ranks=2, nbytes=1000)
+    report = run_benchmark([case], ["unisono", "kernels"], ours="unisono", pace=QUICK)
+    found = report.rows[0].of("kernels")
+    assert found is not None
+    assert found.error == "the limit of gather is not defined"
+
+
 @pytest.mark.parametrize("name", ["unisono", "unisono:ring"])
 def test_our_communicator(name: str) -> None:
     # no ring algorithm exists for all_to_all
@@ -82,7 +105,7 @@ def test_our_torch_backend() -> None:
     assert not report.failed
 
 
-@pytest.mark.parametrize("name", ["openmpi", "mpich"])
+@pytest.mark.parametrize("name", ["openmpi", "mpich", "impi"])
 def test_mpi(name: str) -> None:
     if reason_missing(Contestant(name=name)) is not None:
         pytest.skip(f"{name} is not installed")

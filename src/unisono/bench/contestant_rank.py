@@ -15,7 +15,15 @@ import numpy as np
 
 from unisono.bench.barrier import StartLine
 from unisono.bench.cases import Case
-from unisono.bench.contestants import MEMORY, NCCL, OURS, Contestant
+from unisono.bench.contestants import (
+    KERNELS,
+    MEMORY,
+    NCCL,
+    OURS,
+    SHARED,
+    STREAMING,
+    Contestant,
+)
 from unisono.bench.expected_results import allocate, count_wrong
 from unisono.bench.peers.base import Array, Peer, Repeat
 from unisono.bench.rank_messages import Message, RankConnection
@@ -44,12 +52,14 @@ class Worker:
                 return self._verify()
             case "time":
                 return self._time(int(message["iterations"]))
+            case "time rewritten":
+                return self._time_rewritten(int(message["iterations"]))
         raise ValueError(f"unknown command {message['do']!r}")
 
     def _bind(self, case: Case) -> Message:
         self._case = case
         if self._peer.moves_data:
-            self._x, self._out = allocate(case, self._peer.rank)
+            self._x, self._out = allocate(case, self._peer.rank, self._peer.empty)
         else:
             self._x = self._out = np.empty(0, case.storage)
         self._repeat = self._peer.repeat(case, self._x, self._out)
@@ -82,6 +92,19 @@ class Worker:
         self._peer.finish()
         return {"elapsed_s": time.perf_counter() - start_s, "began_s": start_s}
 
+    def _time_rewritten(self, iterations: int) -> Message:
+        """Times calls one by one. Before each, every rank writes its input again."""
+        repeat, peer = self._repeat, self._peer
+        times_s = []
+        for _ in range(1 + iterations):  # the first call is a warm-up
+            peer.rewrite(self._x)
+            self._start_line.wait()
+            began_s = time.perf_counter()
+            repeat(1)
+            peer.finish()
+            times_s.append((began_s, time.perf_counter()))
+        return {"times_s": times_s[1:]}
+
 
 def connect_peer(contestant: Contestant, *, rank: int, ranks: int, rendezvous: str) -> Peer:
     """Returns the driver of a contestant. The contestant's ranks find each other at `rendezvous`, a
@@ -95,9 +118,13 @@ def connect_peer(contestant: Contestant, *, rank: int, ranks: int, rendezvous: s
         module, name = "device_memory", "DeviceMemoryPeer"
     elif contestant.base == MEMORY:
         module, name, options = "memory", "MemoryPeer", {"rank": rank}
+    elif contestant.base in (KERNELS, STREAMING):
+        module, name = "kernels", "KernelsPeer"
+        options = {"rank": rank, "streaming": contestant.base == STREAMING}
     elif contestant.is_native:
         module, name = "unisono_communicator", "NativePeer"
         options |= {"rendezvous": rendezvous, "algorithm": contestant.algorithm}
+        options["shared"] = contestant.base == SHARED
     elif contestant.base in ("gloo", NCCL, OURS["torch"]):
         module, name = "torch_distributed", "TorchPeer"
         backend = "unisono" if contestant.base == OURS["torch"] else contestant.base

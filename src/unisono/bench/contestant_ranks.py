@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import time
+from statistics import median
 
 from unisono.bench.barrier import StartLine
 from unisono.bench.cases import Case
@@ -108,6 +109,16 @@ class ContestantRanks(Closing):
         began_s = [float(reply["began_s"]) for reply in replies]
         self.late_s = tuple(time_s - min(began_s) for time_s in began_s)
         return max(float(reply["elapsed_s"]) for reply in replies) / iterations
+
+    def time_rewritten_s(self, iterations: int) -> float:
+        """Returns the median seconds from the first rank's start of a call to the last rank's end.
+        Before each call, every rank writes its input again, and waits for the others."""
+        replies = self._ask({"do": "time rewritten", "iterations": iterations})
+        by_call = zip(*(reply["times_s"] for reply in replies), strict=True)
+        times_s = [
+            float(max(end for _, end in call) - min(start for start, _ in call)) for call in by_call
+        ]
+        return median(times_s)
 
     def close(self) -> None:
         """Ends all processes of the contestant. Never raises."""

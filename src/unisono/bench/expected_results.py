@@ -89,15 +89,18 @@ class Segment:
         return np.roll(self.tile, -(self.start % TILE_COUNT))
 
 
-def allocate(case: Case, rank: int) -> tuple[Array, Array]:
-    """Allocates a rank's buffers x and out. If the result is written to x, out has length 0."""
+def allocate(
+    case: Case, rank: int, empty: Callable[[int, np.dtype[Any]], Array] = np.empty
+) -> tuple[Array, Array]:
+    """Allocates a rank's buffers x and out with `empty`. If the result is written to x, out has
+    length 0."""
     if case.operation.paired:
         sent, received = prod(case.sends(rank)), prod(case.receives(rank))
-        return np.empty(sent, case.storage), np.empty(received, case.storage)
+        return empty(sent, case.storage), empty(received, case.storage)
     operation, piece, total = case.operation, case.piece(rank), case.count
     out_count = 0 if operation.in_place else total if operation.out_split else piece
-    x = np.empty(total if operation.x_split else piece, case.storage)
-    return x, np.empty(out_count, case.storage)
+    x = empty(total if operation.x_split else piece, case.storage)
+    return x, empty(out_count, case.storage)
 
 
 def cut(array: Array, messages: int) -> list[Array]:

@@ -21,6 +21,8 @@ from unisono.bench.sizes import format_size
 from unisono.communicator import estimate_call_s
 
 _MAX_ITERATIONS = 200_000
+_MOST_REWRITTEN = 500
+"""Largest number of iterations that are timed one by one."""
 _CALIBRATION_S = 2e-3
 _OVERHEAD = 1.4
 """Ratio of the time of a row to the time of its timed calls. The remaining time is warm-up,
@@ -68,6 +70,7 @@ def run_benchmark(
     bind: bool = False,
     cluster: Cluster | None = None,
     device: str = "",
+    rewritten: bool = False,
     command: Sequence[str] = (),
     observe: Observer = lambda step, share: None,
 ) -> RunReport:
@@ -76,7 +79,9 @@ def run_benchmark(
 
     With `bind`, rank r of every contestant is bound to core r modulo the number of cores. With a
     `cluster`, ranks run on its hosts, and the rate of its links is measured after every case
-    (without iperf3, the stated rate is used). `device`: that of the tensors, see `Contestant`.
+    (without iperf3, the stated rate is used). `device`: that of the tensors, see `Contestant`. With
+    `rewritten`, every rank writes its input again before each call, as a program that computes it
+    does; the time of these writes does not count.
     """
     pace, names = pace or Pace(), tuple(dict.fromkeys(contestants))
     machine = {**describe_machine(), "busy_cores": busy_cores()}
@@ -90,14 +95,16 @@ def run_benchmark(
                 share = (index + round_ / (pace.rounds + 1)) / len(cases)
                 observe(f"{case.op} {format_size(case.size_bytes)}", share)
 
-            row = _measure(case, worlds, skipped, pace, observe_round)
+            row = _measure(case, worlds, skipped, pace, rewritten, observe_round)
             rows.append(row if cluster is None else _with_limit(row, cluster, skipped))
     return RunReport(
         ours=ours,
         contestants=names,
         rows=tuple(rows),
         skipped=skipped,
-        settings=_settings(pace, bind, cluster) | ({"device": device} if device else {}),
+        settings=_settings(pace, bind, cluster)
+        | ({"device": device} if device else {})
+        | ({"rewritten": True} if rewritten else {}),
         machine=machine,
         command=tuple(command),
     )
@@ -161,8 +168,10 @@ def _start(world: ContestantRanks) -> str | None:
 class _Entry:
     """State of one contestant during the measurement of one row."""
 
-    def __init__(self, world: ContestantRanks) -> None:
+    def __init__(self, world: ContestantRanks, rewritten: bool) -> None:
         self.world = world
+        self._time_s = world.time_rewritten_s if rewritten else world.time_s
+        self._most_iterations = _MOST_REWRITTEN if rewritten else _MAX_ITERATIONS
         self.iterations = 0
         self.messages = 1
         self.wrong = 0
@@ -186,16 +195,17 @@ class _Entry:
         self.world.bind(case)
         self.messages = case.messages
         self.verify()
-        call_s = estimate_call_s(self.world.time_s, least_s=_CALIBRATION_S, most=_MAX_ITERATIONS)
+        most = self._most_iterations
+        call_s = estimate_call_s(self._time_s, least_s=_CALIBRATION_S, most=most)
         if pace.row_budget_s is not None and call_s * pace.rounds > pace.row_budget_s:
             raise CaseError(f"too slow for the time budget: {call_s:.2g} s per call")
-        self.iterations = pace.iterations(call_s, contestants)
+        self.iterations = min(most, pace.iterations(call_s, contestants))
 
     def verify(self) -> None:
         self.wrong += self.world.verify()
 
     def time(self) -> None:
-        self.times_s.append(self.world.time_s(self.iterations) / self.messages)
+        self.times_s.append(self._time_s(self.iterations) / self.messages)
         self.late_s.append(self.world.late_s)
 
     def measurement(self) -> Measurement:
@@ -214,9 +224,10 @@ def _measure(
     worlds: list[ContestantRanks],
     skipped: dict[str, str],
     pace: Pace,
+    rewritten: bool,
     observe_round: Callable[[int], None],
 ) -> Row:
-    entries = [_Entry(world) for world in worlds]
+    entries = [_Entry(world, rewritten) for world in worlds]
     observe_round(0)
     for entry in entries:
         entry.attempt(partial(entry.prepare, case, pace, len(entries)))

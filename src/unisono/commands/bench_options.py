@@ -94,8 +94,9 @@ class BenchOptions:
         str,
         typer.Option(
             help=(
-                "Peers to compare with: gloo, openmpi, mpich, unisono:ALGORITHM, unisono-tls; with "
-                "--device cuda: gloo, nccl."
+                "Peers to compare with: gloo, openmpi, mpich, impi (Intel MPI in the folder "
+                "I_MPI_ROOT), unisono:ALGORITHM, unisono-shared (arrays of Communicator.empty), "
+                "unisono-tls; with --device cuda: gloo, nccl."
             )
         ),
     ] = "gloo,openmpi,mpich"

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from unisono.bench.cases import Case
@@ -46,6 +47,14 @@ class Peer(ABC):
         if case.operation.paired:
             return self.exchange(case, x, out)
         return partial(_repeat, self.bind(case, x, out))
+
+    def empty(self, count: int, dtype: np.dtype[Any]) -> Array:
+        """Returns an uninitialised array for the operations of a case."""
+        return np.empty(count, dtype)
+
+    def rewrite(self, x: Array) -> None:
+        """Writes zeros to all elements of the input x, as a program that computes a new input."""
+        x.fill(0)
 
     def load(self) -> None:
         """Copies the arrays of the bound case to the memory that the library sends."""

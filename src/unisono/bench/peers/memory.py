@@ -23,18 +23,18 @@ class MemoryPeer(Peer):
         self.rank = rank
 
     def bind(self, case: Case, x: Array, out: Array) -> Call:
-        source = _ones(max(1, case.size_bytes // 4))
+        source = touched(max(1, case.size_bytes // 4))
         if case.operation.reduces:
             factor = np.float32(1.0)
             return lambda: np.multiply(source, factor, out=source)
-        target = _ones(source.size)
+        target = touched(source.size)
         return lambda: np.copyto(target, source)
 
     def exchange(self, case: Case, x: Array, out: Array) -> Repeat:
         if self.rank % 2 == 0:
             return lambda times: None
         count = max(1, case.size_bytes // 4)
-        pairs = [(_ones(count), _ones(count)) for _ in range(case.outstanding)]
+        pairs = [(touched(count), touched(count)) for _ in range(case.outstanding)]
         return partial(_copy_all, pairs * (case.messages // case.outstanding))
 
 
@@ -44,7 +44,7 @@ def _copy_all(pairs: list[tuple[Array, Array]], times: int) -> None:
             np.copyto(target, source)
 
 
-def _ones(count: int) -> Array:
+def touched(count: int) -> Array:
     """Returns an array that begins at a page boundary. On some cores, copies are much slower if the
     source and the target begin at different offsets in a page."""
     whole = np.empty(count * 4 + _PAGE_BYTES, np.uint8)

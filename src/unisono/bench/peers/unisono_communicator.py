@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from unisono.bench.cases import BIT_PATTERNS, Case
 from unisono.bench.peers.base import Array, Call, Peer, Repeat
 from unisono.bench.peers.pairs import bind_messages
@@ -15,14 +17,25 @@ from unisono.errors import UnsupportedError
 
 
 class NativePeer(Peer):
-    """Driver of Unisono. With `algorithm`, all operations use this algorithm."""
+    """Driver of Unisono. With `algorithm`, all operations use this algorithm. With `shared`, the
+    arrays of the cases come from `Communicator.empty`."""
 
     def __init__(
-        self, *, rank: int, ranks: int, rendezvous: str, algorithm: str | None = None
+        self,
+        *,
+        rank: int,
+        ranks: int,
+        rendezvous: str,
+        algorithm: str | None = None,
+        shared: bool = False,
     ) -> None:
         self.rank = rank
         self._comm = init(rank=rank, size=ranks, rendezvous=rendezvous)
         self._options = {"algorithm": algorithm} if algorithm else {}
+        self._shared = shared
+
+    def empty(self, count: int, dtype: np.dtype[Any]) -> Array:
+        return self._comm.empty(count, dtype) if self._shared else super().empty(count, dtype)
 
     def bind(self, case: Case, x: Array, out: Array) -> Call:
         return bind(self._comm, case, x, out, **self._options)
