@@ -26,6 +26,7 @@ SECTIONS: Final[dict[str, list[Section]]] = {
                 "docs/jax.md",
                 "docs/data_parallel.md",
                 "docs/parallel.md",
+                "docs/recommendation.md",
                 "docs/parameter_server.md",
                 "docs/weights.md",
                 "docs/launchers.md",
