@@ -164,7 +164,13 @@ def constants_document() -> Mapping[str, Any]:
 
 def constants_from(document: Mapping[str, Any]) -> CalibratedConstants:
     """Returns the constants of a document such as `data/constants.json`."""
-    groups: dict[str, Any] = {"efficiency": {}, "attention": {}, "tile_loss": {}, "expert_share": {}, "sigma": {}}
+    groups: dict[str, Any] = {
+        "efficiency": {},
+        "attention": {},
+        "tile_loss": {},
+        "expert_share": {},
+        "sigma": {},
+    }
     values: dict[str, Any] = {}
     for name, entry in document["constants"].items():
         group, _, key = name.partition("/")
