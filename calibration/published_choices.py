@@ -123,9 +123,10 @@ def _megatron_bridge(release: str, name: str, row: Mapping[str, str]) -> Publish
     Nothing is computed again, except norms and activations of GPT-OSS on some devices. Activations
     that do not fit in memory are moved to the host.
     """
-    if not name.startswith(_BRIDGE_MODELS):
-        # `recompute_modules` of DeepSeek-V3 and Kimi K2: mla_up_proj, moe_act, mlp
+    if name.startswith(("DeepSeek", "Kimi")):  # `recompute_modules`: mla_up_proj, moe_act, mlp
         return PublishedChoices(states="bf16-gradients", recompute="selective")
+    if not name.startswith(_BRIDGE_MODELS):
+        return PublishedChoices(states="bf16-gradients")
     device, wide = row["device"], row["precision"] == "bf16"
     again = name.startswith("GPT OSS") and wide and device in _SELECTIVE_DEVICES
     graph = release >= "26.06" and row.get("note", "").startswith("MXFP8")

@@ -9,6 +9,7 @@ import pytest
 from unisono import planner
 from unisono.planner.constants.calibrated_constants import default_constants
 from unisono.planner.inputs.workload import CONTEXT_KINDS
+from unisono.planner.step_times.step_time import StepModel
 
 MODEL = planner.load_model("llama3-8b")
 JOB = planner.Workload(seq=32768, global_batch=1, micro_batch=1, recompute="none")
@@ -58,3 +59,21 @@ def test_heads_limit_ulysses() -> None:
         assert again.step_s == pytest.approx(each.prediction.step_s)
     with pytest.raises(ValueError, match="context must be one of ring, ulysses, allgather"):
         replace(JOB, context="star")
+
+
+def test_steps_of_a_ring_add_their_results() -> None:
+    """Tests the bytes of the sums, 10 for each value and step, and that a ring's attention is
+    slower than that over gathered keys, as its kernels are shorter.
+    """
+    model = planner.load_model("llama3-8b")
+    cluster, layout = planner.Cluster.parse("h100:8"), planner.Layout(dp=2, cp=4)
+    found = {}
+    for kind in ("ring", "allgather"):
+        job = planner.Workload(seq=8192, global_batch=8, micro_batch=1, context=kind)
+        times = StepModel(model, cluster, job, default_constants())
+        shape = times.shape(layout, 1, experts=False)
+        found[kind] = {each.name: each for each in times.layers.operators(shape)}
+    assert found["ring"]["ring sums"].nbytes == 4 * 10 * 2048 * 4096
+    assert "ring sums" not in found["allgather"]
+    ratio = found["ring"]["attention"].forward_s / found["allgather"]["attention"].forward_s
+    assert ratio == pytest.approx((1 + 4 * 400 / 8192) / (1 + 400 / 8192))

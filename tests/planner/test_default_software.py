@@ -39,7 +39,7 @@ def test_default_software(device: str, precision: str, axes: dict[str, Any], sof
 
 def test_no_layout_escapes_old_software() -> None:
     """Tests that tensor and context parallelism of one device count have almost equal attention:
-    the planner assumes the same software for both. A ring's kernels are shorter and thus slower.
+    the planner assumes the same software for both. A ring's kernels are shorter, hence slower.
     """
     cluster = planner.Cluster(device="a100", devices=2)
     model = planner.load_model("llama3-8b")

@@ -142,7 +142,10 @@ def test_7_long_sequences() -> None:
     model = planner.load_model("llama3-405b")
     layout = Layout(dp=8, tp=8, cp=16, pp=16, vpp=None, sequence_parallel=True, zero=1)
     step = planner.predict(
-        model, "h100:16384", layout, Workload(seq=131072, global_batch=128, micro_batch=1)
+        model,
+        "h100:16384",
+        layout,
+        Workload(seq=131072, global_batch=128, micro_batch=1, context="allgather"),
     )
     weights, attention, output = planner.forward_flops(model, seq=131072, batch=128)
     measured_s = 3 * (weights + attention / 2 + output) / (380e12 * 16384)

@@ -249,8 +249,8 @@ class LayerModel:
             nbytes = tokens / shape.tp * values * model.ffn
             found.append(self._kernel("activation", nbytes, 2 if eager else 1))
         if shape.cp > 1 and self._context == "ring":
-            values = tokens / shape.tp * model.heads * model.head_dim
-            found.append(self._kernel("ring sums", shape.cp * _MERGED_BYTES * values, shape.cp))
+            nbytes = shape.cp * _MERGED_BYTES * tokens / shape.tp * model.heads * model.head_dim
+            found.append(self._kernel("ring sums", nbytes, shape.cp))
         if self._kernels.value_bytes < 2:
             found.append(self._kernel("conversion", self._converted_bytes(shape), 4))
         if self._lora is not None:
