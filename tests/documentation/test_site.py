@@ -24,7 +24,7 @@ PAGE_BYTES, PLAYER_BYTES = 300_000, 1_000_000
 SEARCHES = {
     "search.html?q=halving+doubling": "docs/algorithms.html",
     "zh/search.html?q=集合通信库": "/zh/",
-    "zh/search.html?q=归约分发": "zh/glossary.html",
+    "zh/search.html?q=流水并行": "zh/course/strategies.html",
 }
 BROWSER_S, BUILD_S = 300, 900
 
