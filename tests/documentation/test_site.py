@@ -22,9 +22,9 @@ ROOT = Path(__file__).parents[2]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 PAGE_BYTES, PLAYER_BYTES = 300_000, 1_000_000
 SEARCHES = {
-    "search.html?q=halving+doubling": "docs/algorithms.html",
+    "search.html?q=halving+doubling": "algorithms.html",
     "zh/search.html?q=集合通信库": "/zh/",
-    "zh/search.html?q=流水并行": "zh/course/strategies.html",
+    "zh/search.html?q=流水并行": "zh/course/",
 }
 BROWSER_S, BUILD_S = 300, 900
 
