@@ -54,6 +54,7 @@ const visit = (address, until) => new Promise((done) => {
     const links = () => [...inside.document.querySelectorAll("#search a")].map((a) => a.href);
     do await new Promise((next) => setTimeout(next, 30));
     while (performance.now() < end && !links().length);
+    if (until) await new Promise((next) => setTimeout(next, 2000));  // for the other results
     const loads = inside.performance.getEntriesByType("resource")
       .concat(inside.performance.getEntriesByType("navigation"));
     done({
