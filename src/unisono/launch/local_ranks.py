@@ -80,10 +80,8 @@ def _can_be_imported() -> bool:
     spec = getattr(main, "__spec__", None)
     if spec is not None:
         return str(spec.name).rpartition(".")[2] != "__main__"
-    if getattr(main, "__loader__", None) is None:
-        return (
-            False  # a notebook, such as marimo's: its file defines functions only inside of cells
-        )
+    if main.__name__ == "__main__" and getattr(main, "__loader__", None) is None:
+        return False  # a notebook of marimo, whose file defines functions only inside of cells
     return Path(getattr(main, "__file__", None) or "<none>").is_file()
 
 
