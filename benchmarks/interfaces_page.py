@@ -72,8 +72,8 @@ def render_jax_scatters(document: dict[str, Any]) -> list[str]:
 def render_jax_transformer(document: dict[str, Any]) -> list[str]:
     """Renders the JSON results of `jax_transformer.py` as Markdown."""
     lines = [
-        "`python benchmarks/jax_transformer.py`: a training step of a transformer of 4 blocks, whose "
-        "collectives JAX inserts. The losses are those of one process.",
+        "`python benchmarks/jax_transformer.py`: a training step of a transformer of 4 blocks; JAX "
+        "inserts the collectives. The losses are those of one process.",
         f"Milliseconds, medians of {document['options']['rounds']} rounds.",
         "",
         "| ranks and layout | unisono | gloo | gloo over unisono |",
