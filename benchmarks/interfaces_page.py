@@ -69,6 +69,22 @@ def render_jax_scatters(document: dict[str, Any]) -> list[str]:
     return lines
 
 
+def render_jax_transformer(document: dict[str, Any]) -> list[str]:
+    """Renders the JSON results of `jax_transformer.py` as Markdown."""
+    lines = [
+        "`python benchmarks/jax_transformer.py`: a training step of a transformer of 4 blocks; JAX "
+        "inserts the collectives. The losses are those of one process.",
+        f"Milliseconds, medians of {document['options']['rounds']} rounds.",
+        "",
+        "| ranks and layout | unisono | gloo | gloo over unisono |",
+        "|---|---|---|---|",
+    ]
+    for name, kinds in document["rows"].items():
+        ours, theirs = (median(kinds[kind]) for kind in ("unisono", "gloo"))
+        lines.append(f"| {name} | {1e3 * ours:.1f} | {1e3 * theirs:.1f} | {theirs / ours:.2f} |")
+    return lines
+
+
 def render_c_interface(document: dict[str, Any]) -> list[str]:
     """Renders the JSON results of `c_interface.py` as Markdown."""
     lines = [

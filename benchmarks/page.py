@@ -18,6 +18,7 @@ from interfaces_page import (
     render_c_interface,
     render_jax,
     render_jax_scatters,
+    render_jax_transformer,
     render_mlx,
 )
 from model_layouts_page import render_model_layouts
@@ -39,6 +40,7 @@ SECTIONS: Mapping[str, tuple[str, Callable[[Any], list[str]]]] = {
     "Shared arrays": ("shared-arrays", render_shared_arrays),
     "JAX": ("jax-collectives", render_jax),
     "JAX: wrong sums": ("jax-scatters", render_jax_scatters),
+    "JAX: a training step": ("jax-transformer", render_jax_transformer),
     "MLX": ("mlx-collectives", render_mlx),
     "C interface": ("c-interface", render_c_interface),
     "Published algorithms": ("published", render_published),

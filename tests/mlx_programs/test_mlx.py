@@ -39,13 +39,22 @@ def run(*command: str, fails: bool = False, **environment: str) -> str:
     return done.stdout + done.stderr
 
 
-def start(ranks: int, *command: str, size: int = 0, **environment: str) -> list[subprocess.Popen]:
-    """Starts Python with these arguments on each rank."""
-    shared = {"UNISONO_SIZE": str(size or ranks), "UNISONO_RENDEZVOUS": unique_name()}
+def start(
+    ranks: int, *command: str, size: int = 0, hosts: int = 1, **environment: str
+) -> list[subprocess.Popen]:
+    """Starts Python with these arguments on each rank. The ranks pretend to be on several hosts."""
+    place = unique_name() if hosts == 1 else f"tcp://127.0.0.1:{free_port()}"
+    shared = {"UNISONO_SIZE": str(size or ranks), "UNISONO_RENDEZVOUS": place}
     return [
         subprocess.Popen(
             [sys.executable, *command],
-            env={**os.environ, **shared, "UNISONO_RANK": str(rank), **environment},
+            env={
+                **os.environ,
+                **shared,
+                "UNISONO_RANK": str(rank),
+                "UNISONO_HOST_ID": str(rank % hosts),
+                **environment,
+            },
             cwd=HERE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -78,6 +87,12 @@ def test_every_collective_and_type_gives_the_result_of_numpy():
         checked = [int(re.search(r"(\d+) checks", output)[1]) for _, output, _ in results]
         assert checked == [checked[0]] * ranks and checked[0] > 350
         assert not any(errors for _, _, errors in results)
+
+
+def test_collectives_between_hosts_with_tls():
+    security = {"UNISONO_TLS": "psk", "UNISONO_JOB_SECRET": "a secret of the job"}
+    results = ended(start(4, "collectives.py", hosts=2, **security))
+    assert [status for status, _, _ in results] == [0] * 4, results
 
 
 def faulted(kind: str, **environment: str) -> list[tuple[int, str, str]]:
