@@ -1,5 +1,4 @@
-// Tests of shared heaps: their allocator, calls on arrays in them, and their detachment after a
-// failure. Ranks are threads and, except under a thread sanitizer, processes.
+// Tests of shared heaps: their allocator, and the detachment of arrays.
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -11,7 +10,7 @@
 #include <random>
 #include <thread>
 
-#include "tests/calls.h"
+#include "tests/heap_calls.h"
 #include "tests/report.h"
 
 namespace {
@@ -19,7 +18,7 @@ namespace {
 using namespace unisono;
 using namespace unisono::test;
 
-constexpr uint64_t kMiB = 1 << 20, kHeap = 96 * kMiB, kOffset = 4 * kMiB;
+constexpr uint64_t kOffset = 4 * kMiB;
 
 // A heap in a file, and a mapping of the same memory as a peer has it.
 struct Heap {
@@ -168,198 +167,7 @@ void check_writes_during_detach(Report& report) {
     writer.join();
 }
 
-// ---- calls
-
-using MakePlan = std::shared_ptr<const Plan> (*)(uint32_t, uint32_t);
-
-struct Job {
-    MakePlan plan;
-    uint64_t count, block_bytes, seed;
-    bool in_place;
-};
-
-// One rank of a group with heaps.
-struct Member {
-    Member(const Descriptor& fd, uint32_t rank)
-        : group(std::make_shared<Group>(Descriptor(::dup(fd.get())), rank, World::nonce, 2)),
-          rank_(rank_of(group, rank)) {}
-    ~Member() { rank_.close(); }
-    std::shared_ptr<Group> group;
-    Rank rank_;
-};
-
-Descriptor segment_of(uint32_t ranks) {
-    SegmentShape shape = shape_of(ranks, 2);
-    shape.heap_bytes = kHeap;
-    return create_segment(shape, World::nonce);
-}
-
-// An all_reduce of one rank, with memory in its heap.
-class HeapCall {
-  public:
-    HeapCall(Member& member, const Job& job) : member_(member), job_(job) {
-        const uint64_t bytes = job.count * 4;
-        in_ = member.group->heap().allocate(bytes);
-        out_ = job.in_place ? in_ : member.group->heap().allocate(bytes);
-        for (uint64_t i = 0; i < job.count; ++i) data(in_)[i] = value_of(job.seed, rank(), i);
-    }
-    // `in_heaps`: false if the call puts addresses into its slots instead of offsets.
-    Execution execution(bool in_heaps = true) const {
-        const auto plan =
-            hand::with_readers(rank(), ranks(), [&](uint32_t r) { return job_.plan(r, ranks()); });
-        const CallArgs args{OpKind::all_reduce, DType::int32,        ReduceOp::sum, -1,
-                            job_.count,         job_.block_bytes + 7};
-        Prepared prepared{plan, args,           fingerprint(args),    job_.block_bytes,
-                          0,    job_.count * 4, StorePolicy::adaptive};
-        if (in_heaps) {
-            prepared.heap_form = std::make_shared<HeapForm>(
-                HeapForm{plan, prepared.hash, job_.block_bytes, true, true});
-        }
-        Pieces in, out;
-        in.push_back({in_.get(), job_.count * 4});
-        out.push_back({out_.get(), job_.count * 4});
-        return prepared.bind(std::move(in), std::move(out));
-    }
-    Outcome run(double timeout_s = kLong_s, bool in_heaps = true) const {
-        return outcome_of(
-            [&] { member_.rank_.dispatcher->run(execution(in_heaps), timeout_s, {}); });
-    }
-    bool right() const {
-        for (uint64_t i = 0; i < job_.count; ++i) {
-            int32_t sum = 0;
-            for (uint32_t q = 0; q < ranks(); ++q) sum += value_of(job_.seed, q, i);
-            if (data(out_)[i] != sum) return false;
-        }
-        return true;
-    }
-    bool untouched() const {
-        for (uint64_t i = 0; i < job_.count; ++i) {
-            if (data(in_)[i] != value_of(job_.seed, rank(), i)) return false;
-        }
-        return true;
-    }
-    uint64_t offset() const { return member_.group->heap().offset_of(in_.get()); }
-
-  private:
-    static int32_t* data(const std::shared_ptr<std::byte>& memory) {
-        return reinterpret_cast<int32_t*>(memory.get());
-    }
-    uint32_t rank() const { return member_.rank_.rank; }
-    uint32_t ranks() const { return member_.rank_.members->ranks(); }
-    Member& member_;
-    Job job_;
-    std::shared_ptr<std::byte> in_, out_;
-};
-
-Job random_job(std::mt19937& random) {
-    constexpr MakePlan plans[] = {hand::write_back, hand::star, hand::single_copy};
-    constexpr uint64_t counts[] = {1, 15, 1000, 4097, 20'011, 70'000};
-    return {plans[random() % 3], counts[random() % std::size(counts)],
-            uint64_t{4096} << random() % 8, random(), random() % 2 == 0};
-}
-
-bool run_jobs(Member& member, uint32_t seed, int calls) {
-    std::mt19937 random(seed);
-    for (int i = 0; i < calls; ++i) {
-        const Job job = random_job(random);
-        const HeapCall call(member, job);
-        if (call.run().fault != Fault::none || !call.right()) return false;
-        if (!job.in_place && !call.untouched()) return false;
-    }
-    return true;
-}
-
-void check_threads(Report& report, uint32_t ranks, uint32_t seed) {
-    const Descriptor fd = segment_of(ranks);
-    std::vector<std::thread> threads;
-    for (uint32_t r = 0; r < ranks; ++r) {
-        threads.emplace_back([&, r] {
-            Member member(fd, r);
-            report.check(run_jobs(member, seed, 25), "calls of ranks that are threads");
-        });
-    }
-    for (std::thread& thread : threads) thread.join();
-}
-
-// Both ranks of a group in this thread, of which one never makes its call in time.
-void check_late_peer(Report& report, MakePlan plan, uint32_t rank, bool closes) {
-    const Descriptor fd = segment_of(2);
-    Member first(fd, 0), second(fd, 1);
-    Member &early = rank == 0 ? first : second, &late = rank == 0 ? second : first;
-    const Job job{plan, 50'000, 1 << 20, 3, true};
-    const HeapCall call(early, job);
-    const uint64_t offset = call.offset(), bytes = job.count * 4;
-    if (closes) {
-        const auto work = early.rank_.dispatcher->submit(call.execution(), kLong_s, 0.01, {});
-        early.rank_.close();
-        report.check(work->done(), "closing ends the call");
-    } else {
-        report.check(call.run(0.05).fault == Fault::timeout, "the late peer is not awaited");
-    }
-    std::memset(late.group->heap().at(rank, offset, bytes), 0xee, bytes);
-    report.check(call.untouched(),
-                 "a late peer does not reach the array of a call that was given up");
-    const HeapCall theirs(late, job);
-    report.check(theirs.run(1).fault != Fault::none, "the late peer's call fails");
-    report.check(outcome_of([&] { static_cast<void>(early.group->heap().allocate(1)); }).fault ==
-                     Fault::aborted,
-                 "a failed group makes no more shared arrays");
-}
-
-// A plan of rank 1, which puts addresses into its slots and then only waits.
-std::shared_ptr<const Plan> hostile(uint32_t rank, uint32_t ranks) {
-    if (rank == 0) return hand::single_copy(rank, ranks);
-    hand::Writer w;
-    for (uint32_t part = 0; part < ranks; ++part)
-        w.share(hand::slot(rank, part), hand::in(0, part));
-    return w.post(1).wait(0, 2).post(3).plan(rank, ranks, 1, 1, ranks, 3, hand::Slots(ranks, ranks),
-                                             0, true);
-}
-
-void check_hostile_offset(Report& report) {
-    const Descriptor fd = segment_of(2);
-    std::thread peer([&] {
-        Member member(fd, 1);
-        const HeapCall call(member, {hostile, 50'000, 1 << 20, 3, false});
-        // The hash is that of the call in heaps, but the slots hold addresses.
-        static_cast<void>(call.run(5, false));
-    });
-    Member member(fd, 0);
-    const HeapCall call(member, {hand::single_copy, 50'000, 1 << 20, 3, false});
-    expect(report, call.run(), Fault::mismatch, "outside of its heap", "a hostile offset");
-    peer.join();
-    const auto at = [&](uint64_t offset, uint64_t bytes) {
-        return outcome_of([&] { static_cast<void>(member.group->heap().at(1, offset, bytes)); });
-    };
-    for (const uint64_t offset : {kHeap, kHeap - 3, ~uint64_t{0}, ~uint64_t{0} - 7})
-        expect(report, at(offset, 4), Fault::mismatch, "outside of its heap", "a hostile offset");
-    expect(report, at(8, ~uint64_t{0}), Fault::mismatch, "outside of its heap", "a hostile length");
-    report.check(at(kHeap - 4, 4).fault == Fault::none, "the last bytes of a heap");
-}
-
 #if !defined(__SANITIZE_THREAD__)
-void check_processes(Report& report, uint32_t ranks, uint32_t seed) {
-    const Descriptor fd = segment_of(ranks);
-    std::vector<pid_t> children;
-    for (uint32_t r = 1; r < ranks; ++r) {
-        children.push_back(::fork());
-        if (children.back() != 0) continue;
-        bool right = false;
-        {
-            Member member(fd, r);
-            right = run_jobs(member, seed, 40);
-        }
-        ::_exit(right ? 0 : 1);
-    }
-    Member member(fd, 0);
-    report.check(run_jobs(member, seed, 40), "calls of ranks that are processes");
-    for (const pid_t child : children) {
-        int status = 0;
-        ::waitpid(child, &status, 0);
-        report.check(status == 0, "calls of a child");
-    }
-}
-
 // A child must not take the pages of its parent, nor wait for a lock of the parent's threads.
 void check_fork(Report& report) {
     const Heap heap;
@@ -382,7 +190,6 @@ void check_fork(Report& report) {
 int main() {
     Report report;
 #if !defined(__SANITIZE_THREAD__)
-    for (const uint32_t ranks : {2U, 3U}) check_processes(report, ranks, ranks);
     check_fork(report);
 #endif
     for (uint32_t seed = 0; seed < 4; ++seed) check_allocator(report, seed);
@@ -390,12 +197,5 @@ int main() {
     for (const uint64_t bytes : {uint64_t{64}, uint64_t{5000}, 3 * kMiB, 70 * kMiB})
         check_detached(report, bytes);
     check_writes_during_detach(report);
-    for (const uint32_t ranks : {1U, 2U, 3U, 5U}) check_threads(report, ranks, ranks);
-    for (const bool closes : {false, true}) {
-        check_late_peer(report, hand::write_back, 0, closes);
-        check_late_peer(report, hand::write_back, 1, closes);
-        check_late_peer(report, hand::star, 1, closes);
-    }
-    check_hostile_offset(report);
     return report.finish();
 }
