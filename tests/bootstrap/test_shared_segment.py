@@ -214,7 +214,7 @@ def test_rank_size_and_rendezvous_must_come_together() -> None:
         unisono.init(rank=2, size=2, rendezvous="x")
     with pytest.raises(ValueError, match="rank 0 of 0"):
         unisono.init(rank=0, size=0, rendezvous="x")
-    with pytest.raises(RendezvousError, match="torchrun, mpiexec or srun"):
+    with pytest.raises(RendezvousError, match=r"torchrun, mpiexec, srun or mlx\.launch"):
         unisono.init()
     with pytest.raises(ValueError, match="more than 0 seconds"):
         unisono.init(rank=0, size=1, rendezvous="x", timeout_s=0)

@@ -90,7 +90,8 @@ def test_backends_of_devices_answer_questions(group):
     assert (backend.rank(), backend.size()) == (0, 1)
     assert backend.supports_splitting is False
     assert backend.supports_coalescing is False
-    assert backend.supports_tensor_alloc(CPU) is False
+    assert backend.supports_tensor_alloc(CPU) is True
+    assert not backend.supports_tensor_alloc(torch.device("cuda"))
     with pytest.raises(AttributeError):
         _ = backend.no_such_question
 

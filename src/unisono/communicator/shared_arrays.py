@@ -57,7 +57,14 @@ def empty(self: Communicator, shape: Shape, dtype: DTypeLike = np.float64) -> ND
 
 def empty_like(self: Communicator, array: Any) -> NDArray[Any]:
     """Returns an uninitialised array with the shape and type of `array` in this rank's shared heap;
-    see `empty`.
+    see `empty`, also for the errors.
+
+    >>> import numpy as np, unisono
+    >>> with unisono.init(rank=0, size=1, rendezvous="example of empty_like") as comm:
+    ...     x = comm.empty_like(np.ones(3))
+    ...     x[...] = 2
+    ...     print(comm.all_reduce(x).sum())
+    6.0
     """
     return empty(self, array.shape, array.dtype)
 

@@ -16,5 +16,7 @@ if TYPE_CHECKING:
 
 def heap_tensor(comm: Communicator, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """Returns an uninitialised tensor in the shared heap of a communicator's rank."""
+    if not math.prod(shape):
+        return torch.empty(shape, dtype=dtype)
     memory = comm.empty(math.prod(shape) * dtype.itemsize, np.uint8)
     return torch.from_numpy(memory).view(dtype).view(*shape)

@@ -29,8 +29,12 @@ def empty(
 
     Raises `UnsupportedError` if unisono does not serve the group's CPU tensors.
 
-        gradients = unisono.torch_backend.empty(2**20, dtype=torch.float32)
-        dist.all_reduce(gradients)
+    >>> dist.init_process_group("unisono", store=dist.HashStore(), rank=0, world_size=1)
+    >>> total = empty(2, 3, dtype=torch.float64).fill_(1)
+    >>> dist.all_reduce(total)
+    >>> total.sum().item()
+    6.0
+    >>> dist.destroy_process_group()
     """
     found = dist.group.WORLD if group is None else group
     if not isinstance(found, GroupBase):
