@@ -24,6 +24,9 @@ namespace unisono {
 namespace {
 
 constexpr size_t kPage = 4096;
+// The cause of a lost connection is looked for 100 times, 1 ms apart.
+constexpr int kLooksForCause = 100;
+constexpr useconds_t kBetweenLooks_us = 1000;
 
 const Error kNoReason(
     Fault::aborted,
@@ -296,7 +299,10 @@ void Membership::fail(Fault fault, const std::string& text) {
     raise();
 }
 
+// A rank that has failed closes its connections, and tells the cause on another connection. So this
+// waits a moment for the cause.
 void Membership::fail_gone(uint32_t rank, const std::string& why) {
+    for (int look = 0; look < kLooksForCause && !failed(); ++look) ::usleep(kBetweenLooks_us);
     fail(Fault::peer_lost, "rank " + std::to_string(rank) + " is gone: " + why);
 }
 
