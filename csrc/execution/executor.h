@@ -212,6 +212,13 @@ class Executor {
     void copy(const Execution& call, const Record& record);
     void reduce(const Execution& call, const Record* record);
     void reduce_some(const Execution& call, const Record* record, uint64_t at, uint64_t bytes);
+    [[nodiscard]] const std::byte* source(const Execution& call, const Ref& ref, uint64_t at,
+                                          uint64_t bytes);
+    // Returns true if the memory of an operand belongs to another process, or to another thread
+    // that may unmap it (single copy).
+    [[nodiscard]] static bool is_foreign(const Execution& call, const Ref& ref) noexcept {
+        return ref.space == Space::shared && !call.args.in_heaps;
+    }
     [[nodiscard]] std::byte* in_heap(const Execution& call, const Ref& ref, uint64_t at,
                                      uint64_t bytes);
     void write_back(const Execution& call, const Record* record, uint64_t at, uint64_t bytes);

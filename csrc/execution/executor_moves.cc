@@ -45,6 +45,14 @@ std::byte* Executor::in_heap(const Execution& call, const Ref& ref, uint64_t at,
     return heap_.at(ref.rank, read_location(slot_of(call, ref)) + at, bytes);
 }
 
+// Returns the memory of an operand, `at` bytes after the start of the block. Only the kernel can
+// read it if it is foreign.
+const std::byte* Executor::source(const Execution& call, const Ref& ref, uint64_t at,
+                                  uint64_t bytes) {
+    if (ref.space == Space::shared && call.args.in_heaps) return in_heap(call, ref, at, bytes);
+    return resolve(call, ref) + at;
+}
+
 // Returns the bytes of this block in the part that `ref` names.
 uint64_t Executor::length_of(const Execution& call, const Ref& ref) const noexcept {
     const Piece& piece = ref.space == Space::in ? call.in[ref.index] : call.out[ref.index];
@@ -58,10 +66,8 @@ void Executor::copy(const Execution& call, const Record& r) {
     const uint64_t bytes = length_of(call, r.length);
     if (bytes == 0) return;
     std::byte* dst = resolve(call, r.dst);
-    const bool shared = r.src.space == Space::shared;
-    const std::byte* src =
-        shared && call.args.in_heaps ? in_heap(call, r.src, 0, bytes) : resolve(call, r.src);
-    if (shared && !call.args.in_heaps) {
+    const std::byte* src = source(call, r.src, 0, bytes);
+    if (is_foreign(call, r.src)) {
         cross_memory_.read(r.src.rank, dst, src, bytes);
         if (r.flags & kHasSecond)
             kernels::copy(resolve(call, r.dst2), dst, bytes, store_for(call, r.dst2));
@@ -84,9 +90,7 @@ void Executor::share(const Execution& call, const Ref& slot, const Ref& memory) 
 void Executor::reduce(const Execution& call, const Record* r) {
     const uint64_t bytes = length_of(call, r->length), element = size_of(call.args.dtype);
     const auto foreign = static_cast<uint64_t>(std::count_if(
-                             r + 1, r + 1 + r->sources,
-                             [](const Record& arg) { return arg.src.space == Space::shared; })) *
-                         (call.args.in_heaps ? 0 : 1);
+        r + 1, r + 1 + r->sources, [&](const Record& arg) { return is_foreign(call, arg.src); }));
     uint64_t most = bytes;
     if (r->flags & kWritesBack) most = kWrittenBackBytes;
     if (foreign > 0)
@@ -102,15 +106,12 @@ void Executor::reduce_some(const Execution& call, const Record* r, uint64_t at, 
     std::byte* fetched = fetched_.data();
     for (size_t k = 0; k < r->sources; ++k) {
         const Ref& ref = r[k + 1].src;
-        const bool shared = ref.space == Space::shared;
-        if (shared && call.args.in_heaps) {
-            sources[k] = in_heap(call, ref, at, bytes);
-        } else if (shared) {
-            cross_memory_.read(ref.rank, fetched, resolve(call, ref) + at, bytes);
-            sources[k] = std::exchange(fetched, fetched + bytes);
-        } else {
-            sources[k] = resolve(call, ref) + at;
+        const std::byte* operand = source(call, ref, at, bytes);
+        if (is_foreign(call, ref)) {
+            cross_memory_.read(ref.rank, fetched, operand, bytes);
+            operand = std::exchange(fetched, fetched + bytes);
         }
+        sources[k] = operand;
     }
     const bool second = r->flags & kHasSecond;
     const bool average = call.args.reduction == ReduceOp::avg && (r->flags & kFinal);

@@ -54,8 +54,8 @@ def spanning_block_bytes(schedule: Schedule, longest_bytes: int, shape: StagingS
 
 
 class Form(Enum):
-    """Where ranks read the data of other ranks: in slots (STAGED), in their memory by a system call
-    (SINGLE_COPY), or in their shared heaps (HEAP).
+    """Memory in which ranks read the data of other ranks: slots (STAGED), the other rank's memory
+    by a system call (SINGLE_COPY), or the other rank's shared heap (HEAP).
     """
 
     STAGED = "staged"
