@@ -1,7 +1,7 @@
-// Large messages on one host. The receiver copies chunks from the sender's memory (its shared heap, or
-// any memory by the kernel), beginning with the first chunk. A waiting sender helps: it copies chunks into the receiver's memory, beginning
-// with the last chunk. If the kernel forbids the reads, the sender copies blocks into shared
-// memory, and the receiver copies them out.
+// Large messages on one host. The receiver copies chunks from the sender's memory (its shared heap,
+// or any memory by the kernel), beginning with the first chunk. A waiting sender helps: it copies
+// chunks into the receiver's memory, beginning with the last chunk. If the kernel forbids the
+// reads, the sender copies blocks into shared memory, and the receiver copies them out.
 #include <unistd.h>
 
 #include <algorithm>
