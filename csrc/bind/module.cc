@@ -24,4 +24,5 @@ NB_MODULE(_native, m) {
     unisono::bind::register_timeline(m);
     unisono::bind::register_tls(m);
     unisono::bind::register_voted_calls(m);
+    unisono::bind::register_windows(m);
 }

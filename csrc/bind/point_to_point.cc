@@ -14,6 +14,7 @@
 #include "bind/gil.h"
 #include "bind/p2p_requests.h"
 #include "bind/register.h"
+#include "bind/whole.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -151,13 +152,6 @@ class Messages {
     }
 
   private:
-    static std::optional<int64_t> whole(nb::handle number) {
-        if (!PyLong_CheckExact(number.ptr())) return std::nullopt;
-        int overflow = 0;
-        const long long value = PyLong_AsLongLongAndOverflow(number.ptr(), &overflow);
-        return overflow != 0 || value < 0 ? std::nullopt : std::optional<int64_t>(value);
-    }
-
     [[nodiscard]] bool knows(int64_t rank) const noexcept {
         return rank < static_cast<int64_t>(reached_.size()) && reached_[static_cast<size_t>(rank)];
     }

@@ -19,5 +19,6 @@ void register_slots(nanobind::module_& module);
 void register_timeline(nanobind::module_& module);
 void register_tls(nanobind::module_& module);
 void register_voted_calls(nanobind::module_& module);
+void register_windows(nanobind::module_& module);
 
 }  // namespace unisono::bind

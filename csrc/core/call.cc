@@ -7,9 +7,9 @@
 namespace unisono {
 namespace {
 
-constexpr std::array kOps{"all_reduce", "reduce_scatter", "all_gather", "all_to_all",
-                          "broadcast",  "reduce",         "gather",     "scatter",
-                          "barrier",    "scan",           "exscan",     "split"};
+constexpr std::array kOps{"all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast",
+                          "reduce",     "gather",         "scatter",    "barrier",    "scan",
+                          "exscan",     "split",          "window"};
 constexpr std::array kReductions{"sum",  "prod", "min", "max",  "avg",        "band",   "bor",
                                  "bxor", "land", "lor", "lxor", "premul_sum", "minloc", "maxloc"};
 constexpr std::array kTypes{
@@ -165,7 +165,7 @@ std::string call_text(const RankControl& control, uint64_t seq) {
         return "a call that it refused: " + refusal_text(control.refusal, seq);
     const auto op = static_cast<OpKind>(kind & 0xff);
     std::string text = name_of(kOps, kind & 0xff);
-    if (op == OpKind::barrier || op == OpKind::split) return text + "()";
+    if (op == OpKind::barrier || op >= OpKind::split) return text + "()";
     text += "(";
     if (reduces(op)) text += std::string(name_of(kReductions, kind >> 8 & 0xff)) + ", ";
     text += std::string(name_of(kTypes, kind >> 16 & 0xff)) + "[" +

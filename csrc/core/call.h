@@ -26,8 +26,9 @@ enum class OpKind : uint8_t {
     scan,
     exscan,
     split,
+    window,
 };
-inline constexpr uint32_t kOpKinds = 12;
+inline constexpr uint32_t kOpKinds = 13;
 
 // The argument that gives the lengths of the pieces of a call. The values equal those of
 // unisono.types.LengthsFrom.

@@ -11,10 +11,13 @@
 
 namespace unisono {
 
-// The rows of the counters: one for each OpKind, then two for messages. The row of `split` counts
-// all calls that the library makes for itself.
-inline constexpr uint32_t kSendRow = kOpKinds, kReceiveRow = kOpKinds + 1,
-                          kCounterRows = kOpKinds + 2;
+// The rows of the counters: one for each operation of the program, one for all calls that the
+// library makes for itself, two for messages, four for windows.
+inline constexpr uint32_t kInternalRow = static_cast<uint32_t>(OpKind::split),
+                          kSendRow = kInternalRow + 1, kReceiveRow = kInternalRow + 2,
+                          kPutRow = kInternalRow + 3, kGetRow = kInternalRow + 4,
+                          kSignalRow = kInternalRow + 5, kWaitRow = kInternalRow + 6,
+                          kCounterRows = kInternalRow + 7;
 
 // The amounts that a call adds to its row. They depend on the operation and the lengths only, so
 // they are known before the first run; see unisono.communicator.call_volume.
@@ -39,6 +42,15 @@ class OperationCounters {
         raise(row.calls, volume.calls);
         raise(row.bytes_sent, volume.bytes_sent);
         raise(row.bytes_received, volume.bytes_received);
+    }
+    // Adds a call to a row to which several threads may add at once.
+    void add_from_any_thread(const CallVolume& volume) noexcept {
+        Row& row = rows_[volume.row];
+        row.calls.fetch_add(volume.calls, std::memory_order_relaxed);
+        if (volume.bytes_sent > 0)
+            row.bytes_sent.fetch_add(volume.bytes_sent, std::memory_order_relaxed);
+        if (volume.bytes_received > 0)
+            row.bytes_received.fetch_add(volume.bytes_received, std::memory_order_relaxed);
     }
     // Returns the nanoseconds of a row's waits. Any thread may add to them.
     [[nodiscard]] std::atomic<uint64_t>& waited_ns(uint32_t row) noexcept {

@@ -53,7 +53,7 @@ Executor::Executor(View& view, Membership& members, Waiter waiter, StoreRule sto
       call_check_(view, members),
       staging_rings_{StagingRing(view, 0), StagingRing(view, 1), StagingRing(view, 2)},
       heap_(heap),
-      cross_memory_(view, members) {}
+      cross_memory_(view, members, heap) {}
 
 // Starts a call. A call that fails before it has a number still takes one, because the numbers of
 // the other ranks advance. Ranks that make the call find the reason in the history.
@@ -219,6 +219,8 @@ void Executor::abandon(const Execution& call, const char* why) noexcept {
     // Peers that read the memory after this find the failure; see await_readers().
     if (call.args.in_heaps && call.plan->writes_back) {
         for (const Piece& piece : call.out) heap_.detach(piece.data, piece.bytes);
+    } else {
+        heap_.detach_exposed();
     }
 }
 

@@ -51,6 +51,8 @@ class Group {
     [[nodiscard]] Dispatcher& dispatcher() noexcept { return dispatcher_; }
     [[nodiscard]] SharedHeap& heap() noexcept { return heap_; }
     [[nodiscard]] p2p::Engine& p2p() noexcept { return p2p_; }
+    // Returns a waiter for ranks of this host.
+    [[nodiscard]] const Waiter& waiter() const noexcept { return waiter_; }
     // Returns true if the transports of the group use a message library.
     [[nodiscard]] bool uses_library() const noexcept { return make_ != nullptr; }
     [[nodiscard]] uint64_t calls() const noexcept { return executor_.calls(); }

@@ -124,7 +124,8 @@ class OneOfTwo {
     Membership members_{view_, kNonce};
     Waiter waiter_{members_, SpinPolicy{0, 0}};
     RemoteSlots remote_slots_{view_, members_};
-    CrossMemory cross_memory_{view_, members_};
+    SharedHeap heap_{view_};
+    CrossMemory cross_memory_{view_, members_, heap_};
     OperationCounters counters_;
 };
 

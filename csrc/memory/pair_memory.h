@@ -54,7 +54,7 @@ enum class Phase : uint64_t {
 
 struct alignas(2 * kLine) Transfer {
     std::atomic<uint64_t> phase;
-    std::atomic<uint64_t> source;  // the sender's memory
+    std::atomic<uint64_t> source;  // the sender's memory; see CrossMemory::location_of
     std::atomic<uint64_t> bytes, tag, kind;
     // In phase `staging`: the number of this transfer in the order in which transfers are staged.
     std::atomic<uint64_t> turn;

@@ -113,12 +113,30 @@ void OwnHeap::drop_pages(uint64_t offset, uint64_t bytes) noexcept {
         ::madvise(base_ + offset, bytes, MADV_DONTNEED);
 }
 
-void OwnHeap::detach(const std::byte* memory, uint64_t bytes) noexcept {
+// Maps runs of pages that are not yet detached: a detached page has changed since, and the file
+// does not have its contents.
+void OwnHeap::detach(uint64_t offset, uint64_t bytes) noexcept {
     if (::getpid() != owner_pid_ || bytes == 0) return;
-    const auto offset = static_cast<uint64_t>(memory - base_);
     const uint64_t page = page_bytes(), end = round_up(offset + bytes, page);
-    for (uint64_t at = offset / page * page; at < end; at += kDetachedAtOnce)
-        make_private(at, std::min(kDetachedAtOnce, end - at));
+    uint64_t run = offset / page * page;
+    const HeapRange pages{run, end - run};
+    for (uint64_t at = run; at < end; at += page) {
+        const bool detached = is_detached(at);
+        if (!detached && at + page < end && at + page - run < kDetachedAtOnce) continue;
+        const uint64_t run_end = detached ? at : at + page;
+        if (run < run_end) make_private(run, run_end - run);
+        run = at + page;
+    }
+    try {
+        detached_.push_back(pages);
+    } catch (const std::exception&) {  // no memory; the array is rarely detached again
+    }
+}
+
+bool OwnHeap::is_detached(uint64_t page) const noexcept {
+    return std::any_of(detached_.begin(), detached_.end(), [page](const HeapRange& range) {
+        return range.offset <= page && page - range.offset < range.bytes;
+    });
 }
 
 // A private mapping of the same file still shows the file's pages. The first write to each page
@@ -137,9 +155,10 @@ void OwnHeap::make_private(uint64_t offset, uint64_t bytes) noexcept {
 
 SharedHeap::~SharedHeap() {
     // In a forked child this address range may hold other memory by now.
-    if (heaps_ == nullptr || ::getpid() != mapper_pid_) return;
+    std::byte* const heaps = heaps_.load();
+    if (heaps == nullptr || ::getpid() != mapper_pid_) return;
     const SegmentShape& shape = view_.segment().shape();
-    ::munmap(heaps_, shape.heap_bytes * shape.ranks);
+    ::munmap(heaps, shape.heap_bytes * shape.ranks);
 }
 
 std::shared_ptr<std::byte> SharedHeap::allocate(uint64_t bytes) {
@@ -164,10 +183,35 @@ uint64_t SharedHeap::used_bytes() const noexcept {
     return made_.load(std::memory_order_acquire) ? own_->used_bytes() : 0;
 }
 
+void SharedHeap::expose(const HeapRange& range) {
+    const std::lock_guard lock(mutex_);
+    exposed_.push_back(range);
+}
+
+void SharedHeap::conceal(const HeapRange& range) noexcept {
+    const std::lock_guard lock(mutex_);
+    const auto found = std::find(exposed_.begin(), exposed_.end(), range);
+    if (found != exposed_.end()) exposed_.erase(found);
+}
+
 void SharedHeap::detach(const std::byte* memory, uint64_t bytes) noexcept {
     const std::lock_guard lock(mutex_);
-    if (!contains(memory, bytes)) return;
-    own_->detach(memory, bytes);
+    if (own_) {
+        const auto offset =
+            reinterpret_cast<uintptr_t>(memory) - reinterpret_cast<uintptr_t>(own_->base());
+        if (offset < own_->bytes()) detach_locked({offset, bytes});
+    }
+    for (const HeapRange& range : exposed_) detach_locked(range);
+}
+
+void SharedHeap::detach_exposed() noexcept {
+    const std::lock_guard lock(mutex_);
+    for (const HeapRange& range : exposed_) detach_locked(range);
+}
+
+void SharedHeap::detach_locked(const HeapRange& range) noexcept {
+    if (!own_) return;
+    own_->detach(range.offset, range.bytes);
     own_base_.store(nullptr);
     detached_ = true;
 }
@@ -178,11 +222,14 @@ std::byte* SharedHeap::at(uint32_t rank, uint64_t offset, uint64_t bytes) {
         throw Error(Fault::mismatch, "rank " + std::to_string(rank) + " shares " +
                                          std::to_string(bytes) + " bytes at " +
                                          std::to_string(offset) + ", outside of its heap");
-    if (heaps_ == nullptr) map_all();
-    return heaps_ + view_.place(rank) * each + offset;
+    std::byte* heaps = heaps_.load(std::memory_order_acquire);
+    if (heaps == nullptr) heaps = map_all();
+    return heaps + view_.place(rank) * each + offset;
 }
 
-void SharedHeap::map_all() {
+std::byte* SharedHeap::map_all() {
+    const std::lock_guard lock(mutex_);
+    if (std::byte* const heaps = heaps_.load()) return heaps;
     const Segment& segment = view_.segment();
     const uint64_t bytes = segment.shape().heap_bytes * segment.shape().ranks;
     void* base = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE,
@@ -191,8 +238,9 @@ void SharedHeap::map_all() {
     ::madvise(base, bytes, MADV_DONTFORK);
     ::madvise(base, bytes, MADV_HUGEPAGE);
     ::madvise(base, bytes, MADV_DONTDUMP);
-    heaps_ = static_cast<std::byte*>(base);
     mapper_pid_ = ::getpid();
+    heaps_.store(static_cast<std::byte*>(base), std::memory_order_release);
+    return static_cast<std::byte*>(base);
 }
 
 }  // namespace unisono

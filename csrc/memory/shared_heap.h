@@ -2,8 +2,9 @@
 // So a rank reads a peer's array in place, without a staging buffer and without a system call.
 //
 // Only the owner allocates and frees its heap. Peers read and write it inside a call, whose end the
-// owner waits for. If the call fails, a peer may still be writing, so the owner detaches the call's
-// array: it keeps its address and contents, but no peer can change it any more.
+// owner waits for, and exposed arrays at any time. If the group fails, a peer may still be writing,
+// so the owner detaches these arrays: they keep their address and contents, but no peer can change
+// them any more.
 //
 // A peer finds an array by its offset in the owner's heap, which the owner publishes in a slot. So
 // the ranks need not allocate in the same order.
@@ -15,10 +16,16 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 #include "memory/group_memory.h"
 
 namespace unisono {
+
+struct HeapRange {
+    uint64_t offset, bytes;
+    bool operator==(const HeapRange&) const = default;
+};
 
 // One rank's own heap. Arrays keep it alive, also after the end of the group.
 class OwnHeap : public std::enable_shared_from_this<OwnHeap> {
@@ -30,9 +37,11 @@ class OwnHeap : public std::enable_shared_from_this<OwnHeap> {
 
     // Returns uninitialised memory, which its last owner frees. Returns null if there is no room.
     [[nodiscard]] std::shared_ptr<std::byte> allocate(uint64_t bytes);
-    // Replaces the pages of an array by private memory with the same contents. To be called once.
-    void detach(const std::byte* memory, uint64_t bytes) noexcept;
+    // Replaces the pages of an array by private memory with the same contents, unless that was done
+    // before. Only one thread may call this at a time.
+    void detach(uint64_t offset, uint64_t bytes) noexcept;
     [[nodiscard]] std::byte* base() const noexcept { return base_; }
+    [[nodiscard]] uint64_t bytes() const noexcept { return bytes_; }
     [[nodiscard]] uint64_t used_bytes() const noexcept {
         return used_bytes_.load(std::memory_order_relaxed);
     }
@@ -40,6 +49,7 @@ class OwnHeap : public std::enable_shared_from_this<OwnHeap> {
   private:
     void free(uint64_t offset, uint64_t bytes) noexcept;
     void drop_pages(uint64_t offset, uint64_t bytes) noexcept;
+    [[nodiscard]] bool is_detached(uint64_t page) const noexcept;
     void make_private(uint64_t offset, uint64_t bytes) noexcept;
 
     std::byte* base_ = nullptr;
@@ -48,6 +58,7 @@ class OwnHeap : public std::enable_shared_from_this<OwnHeap> {
     int owner_pid_;
     std::mutex mutex_;                   // guards `gaps_`
     std::map<uint64_t, uint64_t> gaps_;  // offset and bytes of each free range
+    std::vector<HeapRange> detached_;    // whole pages
     std::atomic<uint64_t> used_bytes_{0};
 };
 
@@ -75,23 +86,29 @@ class SharedHeap {
         const auto address = [](const std::byte* at) { return reinterpret_cast<uintptr_t>(at); };
         return address(memory) - address(own_base_.load(std::memory_order_relaxed));
     }
-    // Detaches the memory of a call that failed. The group is then of no more use, so new arrays
-    // are refused.
+    // Records a range of this rank's heap that peers may access outside of calls, until conceal().
+    void expose(const HeapRange& range);
+    void conceal(const HeapRange& range) noexcept;
+    // Detaches the memory of a call that failed, and all exposed ranges. The group is then of no
+    // more use, so new arrays are refused.
     void detach(const std::byte* memory, uint64_t bytes) noexcept;
-    // Returns memory of a rank of this host. Only the thread that drives the calls may call this.
-    // Throws Error if the range is not inside the heap, or cannot be mapped.
+    void detach_exposed() noexcept;
+    // Returns memory of a rank of this host. Throws Error if the range is not inside the heap, or
+    // cannot be mapped.
     [[nodiscard]] std::byte* at(uint32_t rank, uint64_t offset, uint64_t bytes);
 
   private:
-    void map_all();
+    void detach_locked(const HeapRange& range) noexcept;
+    std::byte* map_all();
 
     const View& view_;
-    std::mutex mutex_;  // guards `detached_` and the creation of `own_`
+    std::mutex mutex_;  // guards `detached_`, `exposed_` and the creation of `own_` and `heaps_`
     std::shared_ptr<OwnHeap> own_;
+    std::vector<HeapRange> exposed_;
     std::atomic<bool> made_{false};              // `own_` exists
     std::atomic<std::byte*> own_base_{nullptr};  // while `own_` exists and is attached
     bool detached_ = false;
-    std::byte* heaps_ = nullptr;  // the heaps of all ranks of this host
+    std::atomic<std::byte*> heaps_{nullptr};  // the heaps of all ranks of this host
     int mapper_pid_ = 0;
 };
 

@@ -8,6 +8,8 @@
 #include <ctime>
 #include <string>
 
+#include "kernels/kernels.h"
+
 namespace unisono {
 namespace {
 
@@ -28,9 +30,10 @@ int64_t coarse_now_ms() noexcept {
 
 }  // namespace
 
-CrossMemory::CrossMemory(View& view, Membership& members)
+CrossMemory::CrossMemory(View& view, Membership& members, SharedHeap& heap)
     : view_(view),
       members_(members),
+      heap_(heap),
       token_{view.own().process.load(std::memory_order_relaxed), view.rank()},
       checked_ms_(view.ranks()) {
     view.own().token.store(reinterpret_cast<uintptr_t>(&token_), std::memory_order_release);
@@ -77,6 +80,20 @@ void CrossMemory::read(uint32_t rank, std::byte* dst, const std::byte* theirs, u
         dst += got;
         theirs += got;
         bytes -= static_cast<uint64_t>(got);
+    }
+}
+
+uint64_t CrossMemory::location_of(const std::byte* memory, uint64_t bytes) const noexcept {
+    if (heap_.contains(memory, bytes)) return kInHeap | heap_.offset_of(memory);
+    return reinterpret_cast<uintptr_t>(memory);
+}
+
+void CrossMemory::read_at(uint32_t rank, std::byte* dst, uint64_t location, uint64_t at,
+                          uint64_t bytes) {
+    if (is_in_heap(location)) {
+        std::memcpy(dst, heap_.at(rank, (location & ~kInHeap) + at, bytes), bytes);
+    } else {
+        read(rank, dst, reinterpret_cast<const std::byte*>(location) + at, bytes);
     }
 }
 

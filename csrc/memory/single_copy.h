@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "memory/membership.h"
+#include "memory/shared_heap.h"
 
 namespace unisono {
 
@@ -27,7 +28,7 @@ inline void write_location(std::byte* slot, uint64_t location) noexcept {
 
 class CrossMemory {
   public:
-    CrossMemory(View& view, Membership& members);
+    CrossMemory(View& view, Membership& members, SharedHeap& heap);
     CrossMemory(const CrossMemory&) = delete;
     CrossMemory& operator=(const CrossMemory&) = delete;
 
@@ -38,6 +39,15 @@ class CrossMemory {
     [[nodiscard]] bool reach(uint32_t rank) const noexcept;
     // Copies from memory of `rank`. Throws Error if the memory or its rank is gone.
     void read(uint32_t rank, std::byte* dst, const std::byte* theirs, uint64_t bytes);
+
+    // Returns a number by which other ranks find memory of this rank: its address, or its offset in
+    // this rank's shared heap, which they read without the kernel.
+    [[nodiscard]] uint64_t location_of(const std::byte* memory, uint64_t bytes) const noexcept;
+    [[nodiscard]] static bool is_in_heap(uint64_t location) noexcept {
+        return (location & kInHeap) != 0;
+    }
+    // Copies from a location of `rank`, `at` bytes after its start.
+    void read_at(uint32_t rank, std::byte* dst, uint64_t location, uint64_t at, uint64_t bytes);
 
     // Returns true if the kernel permits writes to the memory of ranks that this rank can read.
     [[nodiscard]] static bool may_write() noexcept;
@@ -50,6 +60,7 @@ class CrossMemory {
     [[noreturn]] void fail_write(uint32_t rank, int error) { explain(rank, error, "write"); }
 
   private:
+    static constexpr uint64_t kInHeap = 1ULL << 63;  // no address of a program has this bit
     // Identifies the process that a pid names. A pid may name a different process in another
     // container; only the right process has this token at the address that it published.
     struct Token {
@@ -62,6 +73,7 @@ class CrossMemory {
 
     View& view_;
     Membership& members_;
+    SharedHeap& heap_;
     Token token_;
     std::vector<std::atomic<int64_t>> checked_ms_;  // by rank: time of the last check by `is_still`
 };

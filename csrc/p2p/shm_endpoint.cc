@@ -107,7 +107,7 @@ void ShmEndpoint::offer(uint32_t transfer, Request& send) {
     const Message& m = send.message();
     Transfer& t = out_.shared->transfers[transfer];
     t.after.store(put_, std::memory_order_relaxed);
-    t.source.store(reinterpret_cast<uintptr_t>(m.data), std::memory_order_relaxed);
+    t.source.store(cross_memory_.location_of(m.data, m.bytes), std::memory_order_relaxed);
     t.bytes.store(m.bytes, std::memory_order_relaxed);
     t.tag.store(m.tag, std::memory_order_relaxed);
     t.kind.store(static_cast<uint64_t>(m.dtype), std::memory_order_relaxed);

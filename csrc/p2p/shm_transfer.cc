@@ -1,7 +1,7 @@
-// Large messages on one host. The receiver copies chunks from the sender's memory, beginning with
-// the first chunk. A waiting sender helps: it copies chunks into the receiver's memory, beginning
-// with the last chunk. If the kernel forbids the reads, the sender copies blocks into shared
-// memory, and the receiver copies them out.
+// Large messages on one host. The receiver copies chunks from the sender's memory (its shared heap,
+// or any memory by the kernel), beginning with the first chunk. A waiting sender helps: it copies
+// chunks into the receiver's memory, beginning with the last chunk. If the kernel forbids the
+// reads, the sender copies blocks into shared memory, and the receiver copies them out.
 #include <unistd.h>
 
 #include <algorithm>
@@ -109,7 +109,8 @@ bool ShmEndpoint::accept_transfer(uint32_t transfer, Request& receive) {
     incoming_.reserve(kTransfers + 1);
     Transfer& t = in_.shared->transfers[transfer];
     // An empty message is never staged, because the sender would wait for its turn without end.
-    const bool reads = receive.message().bytes == 0 || reaches();
+    const bool reads = receive.message().bytes == 0 || reaches() ||
+                       CrossMemory::is_in_heap(t.source.load(std::memory_order_relaxed));
     const Phase moves = reads ? Phase::reading : Phase::staging;
     t.target.store(reinterpret_cast<uintptr_t>(receive.message().data), std::memory_order_relaxed);
     t.claims.store(0, std::memory_order_relaxed);
@@ -199,14 +200,13 @@ bool ShmEndpoint::advance_receive(const Active& active) {
 bool ShmEndpoint::read(Transfer& t, Request& receive) {
     const Message& m = receive.message();
     const Chunks chunks(t, m.bytes);
-    const auto* const source =
-        reinterpret_cast<const std::byte*>(t.source.load(std::memory_order_relaxed));
+    const uint64_t source = t.source.load(std::memory_order_relaxed);
     uint64_t claims = t.claims.load(std::memory_order_acquire), read = 0;
     while (read < kMostAtOnce && (claims & kFront) + (claims >> 32) < chunks.count) {
         if (!t.claims.compare_exchange_weak(claims, claims + 1, std::memory_order_acq_rel))
             continue;
         const uint64_t at = chunks.at(claims & kFront), bytes = chunks.length(claims & kFront);
-        cross_memory_.read(peer_, m.data + at, source + at, bytes);
+        cross_memory_.read_at(peer_, m.data + at, source, at, bytes);
         read += bytes;
         claims = t.claims.load(std::memory_order_acquire);
     }

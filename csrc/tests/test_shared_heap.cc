@@ -29,8 +29,11 @@ struct Heap {
         peers = static_cast<std::byte*>(base);
     }
     ~Heap() { ::munmap(peers, kHeap); }
+    uint64_t offset_of(const std::shared_ptr<std::byte>& memory) const {
+        return static_cast<uint64_t>(memory.get() - own->base());
+    }
     std::byte* at_peer(const std::shared_ptr<std::byte>& memory) const {
-        return peers + (memory.get() - own->base());
+        return peers + offset_of(memory);
     }
     uint64_t resident_bytes() const {
         struct stat info{};
@@ -129,7 +132,7 @@ void check_detached(Report& report, uint64_t bytes) {
     std::memset(array.get(), 2, bytes);
     std::memset(after.get(), 3, 64);
     freed.reset();
-    heap.own->detach(array.get(), bytes);
+    heap.own->detach(heap.offset_of(array), bytes);
     const std::string what = " of " + std::to_string(bytes) + " bytes";
     report.check(is_filled(array, bytes, 2), "a detached array keeps its contents" + what);
     report.check(is_filled(before, 64, 1) && is_filled(after, 64, 3), "so do arrays beside it");
@@ -162,7 +165,7 @@ void check_writes_during_detach(Report& report) {
                          "a write during the detachment is kept");
     });
     while (rounds < 1000) std::this_thread::yield();
-    heap.own->detach(array.get(), bytes);
+    heap.own->detach(heap.offset_of(array), bytes);
     over = true;
     writer.join();
 }

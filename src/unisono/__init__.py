@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from unisono import algorithms, parallel, planner, schedule, show, simulator, topology
     from unisono.communicator import (
         Communicator,
+        Window,
         Work,
         get_include,
         group_address,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 _LAZY = {
     "Communicator": "unisono.communicator",
     "Controller": "unisono.controller",
+    "Window": "unisono.communicator",
     "Work": "unisono.communicator",
     "get_include": "unisono.communicator",
     "group_address": "unisono.communicator",
@@ -84,6 +86,7 @@ __all__ = [
     "ScheduleError",
     "UnisonoError",
     "UnsupportedError",
+    "Window",
     "Work",
     "algorithms",
     "get_include",

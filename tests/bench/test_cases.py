@@ -16,6 +16,7 @@ from unisono.bench.cases import OPERATIONS, Case
         ("reduce", 1.0),
         ("scan", 1.0),
         ("send_recv", 1.0),
+        ("put", 1.0),
         ("ping_pong", 2.0),
         ("stream", 2.0),
     ],

@@ -59,7 +59,7 @@ def result(case: Case, rank: int, xs: list[Any]) -> Any:
             return cut(xs[case.root], case.shares)[rank]
         case "broadcast":
             return xs[case.root]
-        case "send_recv":
+        case "send_recv" | "put":
             return xs[(rank - 1) % case.ranks]
     raise AssertionError(case.op)
 

@@ -450,4 +450,4 @@ def test_stats_are_values() -> None:
         assert nothing.wait_s == 0
         with pytest.raises(dataclasses.FrozenInstanceError):
             found.internal = OperationStats()  # type: ignore[misc]
-    assert set(found.operations) == {*Op, "send", "recv"}
+    assert set(found.operations) == {*Op, "send", "recv", "put", "get", "signal", "wait"}

@@ -12,13 +12,18 @@ import random
 import signal
 import time
 import zlib
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from ranks import Me, Processes
 from time_limits import limit_s
-from unisono import CommunicationError
+from unisono import CommunicationError, Communicator
+
+Array = NDArray[Any]
 
 RANKS = 3
 MOST_S = 1.0
@@ -28,26 +33,51 @@ COUNTS = (20_000, 100_001, 1 << 20, 3_000_001)
 MOST_DELAY_S = 0.06
 
 
-def reduces_until_told(me: Me) -> None:
+def reducing(comm: Communicator, x: Array) -> Callable[[int], None]:
+    """Returns a step in which all ranks write to each other's `x` by an all_reduce."""
+
+    def step(number: int) -> None:
+        x[:] = comm.rank + number % 100
+        comm.all_reduce(x)
+        expected = sum(range(comm.size)) + comm.size * (number % 100)
+        assert (x == expected).all(), f"step {number}: a wrong result without an error"
+
+    return step
+
+
+def putting(comm: Communicator, x: Array) -> Callable[[int], None]:
+    """Returns a step in which each rank puts to the `x` of the next rank."""
+    window, sent = comm.window(x), np.empty_like(x)
+    left, right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+
+    def step(number: int) -> None:
+        sent[:] = comm.rank + number % 100
+        window.put(sent, right, signal=True)
+        window.wait(left)
+        assert (x == left + number % 100).all(), f"step {number}: a wrong result without an error"
+        window.signal(left)  # it may put again
+        window.wait(right)
+
+    return step
+
+
+def steps_until_told(me: Me) -> None:
     comm = me.join()
     count = int(os.environ["COUNT"])
     x, beside = comm.empty(count, np.float32), comm.empty(100, np.float32)
     beside[:] = me.rank
-    x[:] = 0
-    comm.all_reduce(x)
+    step = (putting if os.environ["PUTS"] else reducing)(comm, x)
+    step(0)
     if os.environ["FAULT"] == "SIGSTOP":
         comm.timeout_s = TIMEOUT_S
     me.say("ready")
-    for step in itertools.count():
-        x[:] = me.rank + step % 100
+    for number in itertools.count(1):
         try:
-            comm.all_reduce(x)
+            step(number)
         except CommunicationError as error:
             before = zlib.crc32(x)
             me.say("told", error=type(error).__name__)
             break
-        expected = sum(range(me.size)) + me.size * (step % 100)
-        assert (x == expected).all(), f"step {step}: a wrong result without an error"
     if me.rank == int(os.environ["VICTIM"]):
         return
     me.wait_for_go()
@@ -65,14 +95,15 @@ def reduces_until_told(me: Me) -> None:
         me.say("shrunk", same=bool(same), right=bool(right), size=shrunk.size)
 
 
-def strike(fault: signal.Signals, seed: int) -> None:
+def strike(fault: signal.Signals, seed: int, puts: bool) -> None:
     rng = random.Random(seed)
     victim = rng.randrange(RANKS)
     survivors = [rank for rank in range(RANKS) if rank != victim]
     environment = {
         "FAULT": fault.name, "COUNT": str(rng.choice(COUNTS)), "VICTIM": str(victim),
+        "PUTS": "yes" if puts else "",
     }  # fmt: skip
-    with Processes(reduces_until_told, RANKS, environment=lambda rank: environment) as job:
+    with Processes(steps_until_told, RANKS, environment=lambda rank: environment) as job:
         job.wait_for("ready", range(RANKS))
         time.sleep(rng.uniform(0, MOST_DELAY_S))
         struck = job.signal(victim, fault)
@@ -90,14 +121,15 @@ def strike(fault: signal.Signals, seed: int) -> None:
             assert (said["same"], said["right"], said["size"]) == (True, True, RANKS - 1), said
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("puts", [False, True], ids=["all_reduce", "put"])
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_survivors_are_told_and_not_harmed(fault: signal.Signals, seed: int) -> None:
-    strike(fault, seed)
+def test_survivors_are_told_and_not_harmed(fault: signal.Signals, seed: int, puts: bool) -> None:
+    strike(fault, seed, puts)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_many_faults(fault: signal.Signals) -> None:
     for seed in range(100, 200):
-        strike(fault, seed)
+        strike(fault, seed, puts=seed % 2 == 1)

@@ -252,3 +252,26 @@ def test_one_rank_with_an_ordinary_array_is_refused_everywhere(ordinary: int) ->
 
     with Threads(3) as world:
         assert max(world.outcomes(call)) < limit_s(1)
+
+
+@pytest.mark.parametrize("single_copy", ["always", "never"])
+def test_messages_of_shared_arrays(single_copy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A receiver reads a long message in the sender's heap, whatever the kernel permits."""
+    monkeypatch.setenv("UNISONO_SINGLE_COPY", single_copy)
+
+    def check(comm: Communicator) -> None:
+        left, right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+        for count in (1, 2000, 5000, 40_000, 300_007, 3_000_001):
+            x, out = comm.empty(count, np.float32), comm.empty(count, np.float32)
+            x[:] = np.arange(count) % 1000 + comm.rank
+            expected = np.arange(count) % 1000 + left
+            for source, target in ((x, out), (x, np.empty_like(x)), (x.copy(), out)):
+                target[:] = -1
+                comm.sendrecv(source, right, target, left)
+                assert (target == expected).all()
+            if count > 1:
+                comm.sendrecv(x[1:], right, out[:-1], left)
+                assert (out[:-1] == expected[1:]).all()
+
+    with Threads(3) as world:
+        world.run(check)

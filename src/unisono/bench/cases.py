@@ -54,6 +54,7 @@ _EVEN = {
     "scan": Operation(in_place=True, reduces=True, scans=True, bus_scales=False),
     "exscan": Operation(in_place=True, reduces=True, scans=True, bus_scales=False),
     "send_recv": Operation(bus_scales=False),
+    "put": Operation(bus_scales=False),
     "ping_pong": Operation(paired=True),
     "stream": Operation(paired=True),
     "barrier": Operation(in_place=True, bus_scales=False),

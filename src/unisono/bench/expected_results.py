@@ -170,7 +170,8 @@ def _sources(case: Case, rank: int) -> range:
         return range(rank, rank + 1)
     if case.operation.out_split:
         return range(case.ranks)
-    source = (rank - 1) % case.ranks if case.op == "send_recv" else case.root
+    shifts = case.op in ("send_recv", "put")
+    source = (rank - 1) % case.ranks if shifts else case.root
     return range(source, source + 1)
 
 

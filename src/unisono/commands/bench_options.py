@@ -72,7 +72,7 @@ class BenchOptions:
         str,
         typer.Argument(
             help=f"Operation, or several separated by commas: {', '.join(Op)}, send_recv, "
-            "ping_pong, stream, reduce_scatter_v, all_gather_v, all_to_all_v, gather_v, "
+            "put, ping_pong, stream, reduce_scatter_v, all_gather_v, all_to_all_v, gather_v, "
             "scatter_v."
         ),
     ]

@@ -67,6 +67,7 @@ from unisono.communicator.voted_collectives import VotedWork
 from unisono.communicator.voted_collectives import begin_unvoted as begin_unvoted
 from unisono.communicator.voted_collectives import begin_voted as begin_voted
 from unisono.communicator.voted_collectives import call_of as call_of
+from unisono.communicator.windows import Window
 from unisono.communicator.work import Work
 from unisono.lazy_names import lazy_names
 from unisono.selection import IntRange, Measured, Rule, Selection
@@ -90,6 +91,7 @@ __all__ = [
     "Selection",
     "VotedAllReduce",
     "VotedWork",
+    "Window",
     "Work",
     "dtype_of",
     "estimate_call_s",

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 _INTERNAL = len(OP_CODES)
 
-COUNTER_ROWS = (*(str(op) for op in OP_CODES), "internal", "send", "recv")
+COUNTER_ROWS = (
+    *(str(op) for op in OP_CODES),
+    *("internal", "send", "recv", "put", "get", "signal", "wait"),
+)
 """The rows of `native.Group.counters`, as in `csrc/core/operation_counters.h`."""
 
 

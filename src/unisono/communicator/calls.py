@@ -263,12 +263,12 @@ class CallCache:
             self._remember(key, found, 1)
         return found
 
-    def split_exchange(self, nbytes: int) -> native.Prepared:
-        """Returns the call that exchanges data before a `split`: each rank sends `nbytes` to all
-        ranks.
+    def own_exchange(self, made_for: str, nbytes: int) -> native.Prepared:
+        """Returns the call that exchanges data for the method `made_for`, such as `split`: each
+        rank sends `nbytes` to all ranks.
         """
         plan = self.choose(Op.ALL_GATHER, nbytes * self._ranks).plan
-        args = Arguments(op=Op.ALL_GATHER, dtype=DType.UINT8, count=nbytes, splits=True)
+        args = Arguments(op=Op.ALL_GATHER, dtype=DType.UINT8, count=nbytes, made_for=made_for)
         volume = internal_volume(nbytes, ranks=self._ranks)
         return self._executor.prepare(plan, args, piece_bytes=nbytes, volume=volume)
 

@@ -24,6 +24,7 @@ from unisono.communicator import (
     shrink,
     v_collective_calls,
     v_collectives,
+    windows,
 )
 from unisono.communicator.arguments import check_timeout
 from unisono.communicator.arrays import Array
@@ -138,6 +139,7 @@ class Communicator:
 
     empty = shared_arrays.empty
     empty_like = shared_arrays.empty_like
+    window = windows.window
 
     @property
     def shared_bytes(self) -> int:

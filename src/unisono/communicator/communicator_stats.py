@@ -57,8 +57,9 @@ class CommunicatorStats:
 
     **Bytes** follow from the formulas below, in the caller's element type. So they do not depend on
     the algorithm, the transport or the hosts, and the sum of `bytes_sent` over all ranks equals the
-    sum of `bytes_received`. With n ranks, N elements in the larger buffer, and s elements in this
-    rank's share (its piece of `out` of a reduce_scatter, its `x` of an all_gather):
+    sum of `bytes_received`; only puts and gets count on one side. With n ranks, N elements in the
+    larger buffer, and s elements in this rank's share (its piece of `out` of a reduce_scatter, its
+    `x` of an all_gather):
 
     | operation | sent | received |
     |---|---|---|
@@ -73,6 +74,9 @@ class CommunicatorStats:
     | scan, exscan | N, but the last rank 0 | N, but rank 0 0 |
     | barrier | 0 | 0 |
     | send, recv | the message, unless it goes to this rank | the same |
+    | put | `x`, unless it goes to this rank | 0 |
+    | get | 0 | `out`, unless it comes from this rank |
+    | signal, wait | 0 | 0 |
 
     The shares of an all_reduce are N // n elements, and one more on the first N mod n ranks. With
     equal shares, all_reduce moves 2 (n-1)/n N both ways; reduce_scatter, all_gather and all_to_all
@@ -87,11 +91,11 @@ class CommunicatorStats:
     operations: Mapping[str, OperationStats]
     """Counts by operation, for every operation: "all_reduce", "reduce_scatter", "all_gather",
     "all_to_all", "broadcast", "reduce", "gather", "scatter", "barrier", "scan", "exscan", "send",
-    "recv"."""
+    "recv", "put", "get", "signal", "wait"."""
     internal: OperationStats
     """Collectives that the library makes for itself: exchanges of lengths before v-collectives,
-    votes before the collectives of a `Controller`, exchanges in `split`, and comparisons of calls
-    that reduce by a Python function.
+    votes before the collectives of a `Controller`, exchanges in `split` and `window`, and
+    comparisons of calls that reduce by a Python function.
     """
 
     @property

@@ -176,6 +176,7 @@ class Engine:
             self._inline_s,
         )
         self.messages = native.Messages(group, settings.single_copy is not SingleCopy.NEVER)
+        self.windows: dict[native.Window, object] = {}  # with the memory that each needs
         self.timeout_s = settings.timeout_s
         self.quick = self._quick.run
         """Runs or begins a call whose arguments match an earlier, checked call. Returns the result

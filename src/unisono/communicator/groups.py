@@ -16,6 +16,7 @@ from unisono.communicator.arguments import as_int64, as_integer
 from unisono.communicator.call_volume import made_internal
 from unisono.communicator.calls import CallRequest
 from unisono.communicator.engine import Call, Engine
+from unisono.communicator.own_exchange import exchange_of
 from unisono.errors import CommunicationError, RendezvousError
 from unisono.selection import Selectable, SelectionTable
 from unisono.types import DType, Op, ReduceOp
@@ -57,16 +58,9 @@ def _exchange(engine: Engine, color: int | None, key: int) -> Call:
 
     The token of a group's first rank becomes part of the group's name.
     """
-    engine.refuse_in_batch("split")
     member = [0, 0] if color is None else [1, as_int64(color, "color")]
     token = np.frombuffer(secrets.token_bytes(_TOKEN_BYTES), np.int64)
-    mine = np.array([*member, as_int64(key, "key"), *token], np.int64)
-    table = np.empty((engine.size, mine.size), np.int64)
-    inputs = [(mine.ctypes.data, mine.nbytes)]
-    outputs = [(row.ctypes.data, row.nbytes) for row in table]
-    return Call(
-        engine.call_cache.split_exchange(mine.nbytes), inputs, outputs, table, (mine, table)
-    )
+    return exchange_of(engine, "split", [*member, as_int64(key, "key"), *token])
 
 
 def group(

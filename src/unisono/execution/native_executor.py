@@ -27,7 +27,8 @@ from unisono.schedule import (
 from unisono.types import DType, LengthsFrom, Op, ReduceOp, StorePolicy
 
 OP_CODES = {op: code for code, op in enumerate(Op)}
-_SPLIT_CODE = len(OP_CODES)
+_INTERNAL_CODES = {name: len(OP_CODES) + i for i, name in enumerate(("split", "window"))}
+"""Codes of the calls that only the library makes, as in `csrc/core/call.h`."""
 _MOST_ADOPTED = 256
 UNKNOWN_COUNT = (1 << 64) - 1
 """Value of `count` for a call in which the ranks exchange their counts."""
@@ -119,8 +120,8 @@ class Arguments:
     """The argument that `lengths` come from, which error texts name. It may differ between
     ranks.
     """
-    splits: bool = False
-    """True for the call that splits a group, so that errors name `split`."""
+    made_for: str = ""
+    """The method for which the library makes this call, `split` or `window`; errors name it."""
 
 
 class NativeExecutor:
@@ -287,7 +288,7 @@ class NativeExecutor:
         block_bytes = plan.block_for(longest_bytes)
         return native.Prepared(
             plan=plan.native,
-            op=_SPLIT_CODE if args.splits else OP_CODES[args.op],
+            op=_INTERNAL_CODES.get(args.made_for, OP_CODES[args.op]),
             dtype=args.dtype,
             reduction=args.reduction,
             root=args.root,

@@ -56,6 +56,17 @@ class MpiPeer(Peer):
     def __init__(self) -> None:
         self._comm = MPI.COMM_WORLD
         self.rank = self._comm.rank
+        self._puts: Puts | None = None
+
+    def repeat(self, case: Case, x: Array, out: Array) -> Repeat:
+        if self._puts:
+            self._puts.close()
+        self._puts = Puts(case, x, out) if case.op == "put" else None
+        return self._puts or super().repeat(case, x, out)
+
+    def store(self) -> None:
+        if self._puts:
+            self._puts.store()
 
     def bind(self, case: Case, x: Array, out: Array) -> Call:
         if case.operation.uneven:
@@ -135,6 +146,35 @@ class MpiPeer(Peer):
                 pieces = _pieces(case, x, case.shares) if rank == root else None
                 return partial(comm.Scatterv, pieces, target, root)
         raise UnsupportedError(f"MPI has no {case.op}")
+
+
+class Puts:
+    """Puts an array to the next rank a given number of times, and flushes each time."""
+
+    def __init__(self, case: Case, x: Array, out: Array) -> None:
+        comm = MPI.COMM_WORLD
+        self._source, self._out = _message(case, x), out
+        self._window = MPI.Win.Allocate(max(1, out.nbytes), 1, comm=comm)
+        self._window.Lock_all()
+        self._right = (comm.rank + 1) % comm.size
+
+    def __call__(self, times: int) -> None:
+        put, flush, source, right = self._window.Put, self._window.Flush, self._source, self._right
+        for _ in range(times):
+            put(source, right)
+            flush(right)
+        MPI.COMM_WORLD.Barrier()
+
+    def store(self) -> None:
+        """Copies what the other rank has put to the array of the case."""
+        self._window.Sync()
+        memory = self._window.tomemory()[: self._out.nbytes]
+        self._out.view(np.uint8)[...] = np.asarray(memory)
+
+    def close(self) -> None:
+        """Frees the window. All ranks must call this function."""
+        self._window.Unlock_all()
+        self._window.Free()
 
 
 def _require_reduction(case: Case) -> None:

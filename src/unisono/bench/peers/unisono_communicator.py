@@ -33,6 +33,17 @@ class NativePeer(Peer):
         self._comm = init(rank=rank, size=ranks, rendezvous=rendezvous)
         self._options = {"algorithm": algorithm} if algorithm else {}
         self._shared = shared
+        self._puts: Puts | None = None
+
+    def repeat(self, case: Case, x: Array, out: Array) -> Repeat:
+        if self._puts:
+            self._puts.close()
+        self._puts = Puts(self._comm, case, x, out) if case.op == "put" else None
+        return self._puts or super().repeat(case, x, out)
+
+    def store(self) -> None:
+        if self._puts:
+            self._puts.store()
 
     def empty(self, count: int, dtype: np.dtype[Any]) -> Array:
         return self._comm.empty(count, dtype) if self._shared else super().empty(count, dtype)
@@ -49,6 +60,32 @@ class NativePeer(Peer):
 
     def close(self) -> None:
         self._comm.close()
+
+
+class Puts:
+    """Puts an array to the next rank a given number of times, each time with a signal."""
+
+    def __init__(self, comm: Communicator, case: Case, x: Array, out: Array) -> None:
+        self._x = _from_bits(x, case.dtype) if case.dtype in BIT_PATTERNS else x
+        self._out = out
+        self._array = comm.empty(out.shape, out.dtype)
+        array = _from_bits(self._array, case.dtype) if case.dtype in BIT_PATTERNS else self._array
+        self._window = comm.window(array)
+        self._right, self._left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+
+    def __call__(self, times: int) -> None:
+        put, x, right = self._window.put, self._x, self._right
+        for _ in range(times):
+            put(x, right, signal=True)
+        self._window.wait(self._left, times)
+
+    def store(self) -> None:
+        """Copies what the other rank has put to the array of the case."""
+        self._out[...] = self._array
+
+    def close(self) -> None:
+        """Closes the window. All ranks must call this function."""
+        self._window.close()
 
 
 def bind(comm: Communicator, case: Case, x: Array, out: Array, **options: Any) -> Call:
