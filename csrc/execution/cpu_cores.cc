@@ -74,6 +74,10 @@ unsigned usable_cores() noexcept {
     return static_cast<unsigned>(std::max<size_t>(1, cores().size()));
 }
 
+uint64_t private_cache_bytes() noexcept {
+    return static_cast<uint64_t>(std::max(0L, ::sysconf(_SC_LEVEL2_CACHE_SIZE)));
+}
+
 uint64_t last_level_cache_bytes() {
     // The size is computed once, because every plan needs it.
     static const uint64_t bytes = read_last_level_cache_bytes();

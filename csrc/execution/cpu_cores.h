@@ -19,6 +19,9 @@ namespace unisono {
 // not used for some time is read at 12 GB/s or more (benchmarks/RESULTS.md).
 [[nodiscard]] bool meshed_cores() noexcept;
 
+// Returns the size of a core's second-level cache, or 0 if the system does not report it.
+[[nodiscard]] uint64_t private_cache_bytes() noexcept;
+
 // Returns the size of the last-level cache, or an assumed size if the system does not report it.
 [[nodiscard]] uint64_t last_level_cache_bytes();
 

@@ -18,6 +18,16 @@ bool is_in_place(const Execution& call) noexcept {
                       call.out.begin(), same);
 }
 
+// Pieces of 2 KiB and more use the long ring: it is faster for them between ranks of one host.
+StagingRing small_ring(const View& view) {
+    return StagingRing::with_buffers(view, 1, view.away().empty() ? 2 : 1);
+}
+
+StagingRing large_ring(const View& view) {
+    return view.away().empty() ? StagingRing::of_any_length(view, 2)
+                               : StagingRing::with_buffers(view, 2);
+}
+
 [[noreturn]] void invalid(const Execution& call, const std::string& why) {
     throw Error(Fault::invalid, std::string(name_of(call.args.op)) + ": " + why);
 }
@@ -51,7 +61,7 @@ Executor::Executor(View& view, Membership& members, Waiter waiter, StoreRule sto
       core_sharing_(own_),
       passed_(members.ranks(), 0),
       call_check_(view, members),
-      staging_rings_{StagingRing(view, 0), StagingRing(view, 1), StagingRing(view, 2)},
+      staging_rings_{StagingRing::with_buffers(view, 0), small_ring(view), large_ring(view)},
       heap_(heap),
       cross_memory_(view, members, heap) {}
 
@@ -66,6 +76,7 @@ void Executor::begin(Execution& call) {
         throw;
     }
     call.seq = next_number();
+    call.staging->begin(call.staged_bytes, call.lead, call.blocks);
     call_check_.enter(call.seq, call.args, call.hash);
     core_sharing_.enter();
     if (remote_slots_ && call.lead > 0)
@@ -134,7 +145,8 @@ void Executor::prepare(Execution& call) {
     // The largest number of slots of any rank. The number of this rank's own slots is not enough,
     // because this rank also reads the slots of peers.
     const uint64_t most = *std::max_element(plan.slots.begin(), plan.slots.end());
-    call.staging = staging_for(call, most * call.slot_bytes);
+    call.staged_bytes = most * call.slot_bytes;
+    call.staging = staging_for(call, call.staged_bytes);
     // Limits the lead. Every block in flight needs a staging buffer and a round of its own, and a
     // call cannot have more blocks in flight than it has blocks.
     call.lead = static_cast<uint32_t>(std::min({uint64_t{call.lead}, call.staging->depth() - 1,

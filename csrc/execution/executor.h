@@ -14,6 +14,7 @@
 #include "execution/core_sharing.h"
 #include "execution/plan.h"
 #include "execution/remote_slots.h"
+#include "execution/staging_ring.h"
 #include "execution/store_policy.h"
 #include "kernels/kernels.h"
 #include "memory/shared_heap.h"
@@ -53,50 +54,6 @@ class Pieces {
     std::vector<Piece> many_;
 };
 
-// The staging buffers of one size class, used as a ring. All ranks are at the same position of the
-// ring.
-class StagingRing {
-  public:
-    StagingRing(const View& view, size_t size_class)
-        : view_(view),
-          size_class_(size_class),
-          buffer_bytes_(view.segment().size_class(size_class).buffer_bytes),
-          ends_(view.segment().size_class(size_class).depth, 0) {}
-    [[nodiscard]] uint64_t buffer_bytes() const noexcept { return buffer_bytes_; }
-    // Returns the address of a rank's slot 0 for the block that is `ahead` blocks after the first
-    // unfinished block.
-    [[nodiscard]] std::byte* buffer(uint32_t rank, uint64_t ahead) const noexcept {
-        return view_.buffers(rank, size_class_) + position(ahead) * buffer_bytes_;
-    }
-    [[nodiscard]] Place place(uint64_t ahead) const noexcept {
-        return {size_class_, position(ahead), blocks_ + ahead};
-    }
-    // Returns the progress that a rank must reach before this buffer can be used again: the rank
-    // has then finished the block that used the buffer before.
-    [[nodiscard]] uint64_t reusable_at(uint64_t ahead) const noexcept {
-        return ends_[position(ahead)];
-    }
-    [[nodiscard]] uint64_t depth() const noexcept { return ends_.size(); }
-    void end(uint64_t progress) noexcept {
-        ends_[position_] = progress;
-        if (++position_ == ends_.size()) position_ = 0;
-        ++blocks_;
-    }
-
-  private:
-    [[nodiscard]] uint64_t position(uint64_t ahead) const noexcept {
-        const uint64_t at = position_ + ahead;
-        return at < ends_.size() ? at : at - ends_.size();
-    }
-
-    const View& view_;
-    size_t size_class_;
-    uint64_t buffer_bytes_;
-    uint64_t position_ = 0;       // Buffer of the first unfinished block.
-    uint64_t blocks_ = 0;         // Finished blocks.
-    std::vector<uint64_t> ends_;  // By buffer: the progress at the end of its latest block.
-};
-
 // The form of a call whose arrays lie in the ranks' shared heaps: peers read them in place.
 struct HeapForm {
     std::shared_ptr<const Plan> plan;
@@ -132,6 +89,7 @@ struct Execution {
     uint64_t seq = 0;                // Number of the call; 0: not started.
     StagingRing* staging = nullptr;  // Staging buffers of the slots.
     uint64_t slot_bytes = 0;         // Bytes from one slot to the next.
+    uint64_t staged_bytes = 0;       // Bytes of a block's slots, on the rank with the most.
     uint64_t blocks = 0;
     uint64_t step = 0;  // number of the current step, from 0 to blocks + lead
     size_t record = 0;
@@ -235,10 +193,12 @@ class Executor {
     // Returns true if the blocks are so large that the choice between cached and streaming stores
     // matters.
     [[nodiscard]] bool is_large(const Execution& call) const noexcept {
-        return call.staging == &staging_rings_.back() || call.args.in_heaps;
+        return call.staged_bytes > kLeastLargeBytes || call.args.in_heaps;
     }
     [[nodiscard]] StagingRing* staging_for(const Execution& call, uint64_t bytes);
     [[nodiscard]] Fence fence() const noexcept { return view_.fence(); }
+
+    static constexpr uint64_t kLeastLargeBytes = 4096;
 
     View& view_;
     Membership& members_;
