@@ -20,8 +20,8 @@ namespace unisono {
 namespace {
 
 constexpr uint64_t kPage = 4096, kHugePage = 2 << 20;
-constexpr uint64_t kPairSlots = 512, kFewPairSlots = 128;
-constexpr uint64_t kPairBytes = 128 * 1024, kLeastPairBytes = 4 * 1024;
+constexpr uint64_t kPairSlots = 512, kFewPairSlots = 128, kLeastForManySlots = 64 << 10;
+constexpr uint64_t kPairBytes = 2 << 20, kLeastPairBytes = 4 << 10;
 // Usual limit for the total bytes of all pairs. With very many ranks, the total exceeds this limit,
 // because each pair has a minimum size.
 constexpr uint64_t kUsualPairs = 256 << 20;
@@ -56,9 +56,9 @@ Offsets offsets_of(const SegmentShape& s) {
     o.staging = round_up(o.ranks + s.ranks * sizeof(RankControl), kPage);
     o.pairs = o.staging;
     for (const SizeClass& size_class : size_classes_of(s)) o.pairs += size_class.bytes(s.ranks);
-    o.each_pair = round_up(
-        sizeof(p2p::Pair) + s.pair_slots * sizeof(p2p::Slot) + s.pair_bytes * (1 + kStagedBlocks),
-        kPage);
+    o.each_pair = round_up(sizeof(p2p::Pair) + s.pair_slots * sizeof(p2p::Slot) + s.pair_bytes +
+                               kStagedBlocks * s.staged_block_bytes(),
+                           kPage);
     o.mapped = o.pairs + o.each_pair * s.ranks * s.ranks;
     o.heaps = round_up(o.mapped, kHugePage);
     o.total = s.heap_bytes == 0 ? o.mapped : o.heaps + s.heap_bytes * s.ranks;
@@ -137,7 +137,7 @@ SegmentShape shape_for(uint32_t ranks, uint32_t cores, uint64_t staging_bytes) {
     return {ranks,
             depth,
             round_up(buffer, kPage),
-            ring < kPairBytes / 2 ? kFewPairSlots : kPairSlots,
+            ring < kLeastForManySlots ? kFewPairSlots : kPairSlots,
             ring,
             heap_bytes_for(ranks)};
 }

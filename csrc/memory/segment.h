@@ -2,6 +2,7 @@
 // All ranks of the host map it.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -38,6 +39,16 @@ struct SegmentShape {
     // Address space of each rank's shared heap; see shared_heap.h. Pages take memory once they are
     // used. 0: the ranks have no shared heap.
     uint64_t heap_bytes = 0;
+
+    // Bytes of the byte ring that may be in use at once. A long ring is used in part only: the
+    // memory that the sender writes next has then left the receiver's cache; see staging_ring.h.
+    [[nodiscard]] uint64_t pair_room() const noexcept {
+        return std::max(pair_bytes / 4, staged_block_bytes());
+    }
+    // Bytes of each block of `PairMemory::staging`.
+    [[nodiscard]] uint64_t staged_block_bytes() const noexcept {
+        return std::min<uint64_t>(pair_bytes, 128 << 10);
+    }
 };
 
 // Returns a segment shape that suits `ranks` ranks on `cores` cores. `staging_bytes` is the total
@@ -55,7 +66,7 @@ struct PairMemory {
     p2p::Pair* shared;
     p2p::Slot* slots;
     std::byte* bytes;    // The byte ring.
-    std::byte* staging;  // `kStagedBlocks` blocks, each as long as the byte ring.
+    std::byte* staging;  // `kStagedBlocks` blocks of SegmentShape::staged_block_bytes().
 };
 inline constexpr uint64_t kStagedBlocks = 4;
 

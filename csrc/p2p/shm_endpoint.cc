@@ -48,11 +48,11 @@ void ShmEndpoint::nonsense(const std::string& what) {
 
 // Returns the place in the byte ring with this many contiguous free bytes.
 std::optional<uint64_t> ShmEndpoint::room_for(uint64_t bytes) noexcept {
-    const uint64_t length = ring_bytes(), left = length - at_byte(put_bytes_);
+    const uint64_t room = room_bytes(), left = ring_bytes() - at_byte(put_bytes_);
     const uint64_t place = left < bytes ? put_bytes_ + left : put_bytes_;
-    if (place + bytes - bytes_taken_ <= length) return place;
+    if (place + bytes - bytes_taken_ <= room) return place;
     bytes_taken_ = out_.shared->bytes_taken.load(std::memory_order_acquire);
-    if (place + bytes - bytes_taken_ <= length) return place;
+    if (place + bytes - bytes_taken_ <= room) return place;
     return std::nullopt;
 }
 
@@ -225,7 +225,7 @@ void ShmEndpoint::free_ring() {
     const auto crowded = [this] {
         const uint64_t freed = in_.shared->bytes_taken.load(std::memory_order_relaxed);
         return ahead_.size() > 1 && (ahead_.size() > slot_count() / 2 ||
-                                     end_of(ahead_.back()) - freed > ring_bytes() / 2);
+                                     end_of(ahead_.back()) - freed > room_bytes() / 2);
     };
     while (crowded() && aside_bytes_ < kMostAside) {
         const uint64_t number = released_ + 1;

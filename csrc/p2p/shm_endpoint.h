@@ -63,6 +63,9 @@ class ShmEndpoint final : public Endpoint {
     [[nodiscard]] uint64_t ring_bytes() const noexcept {
         return view_.segment().shape().pair_bytes;
     }
+    [[nodiscard]] uint64_t room_bytes() const noexcept {
+        return view_.segment().shape().pair_room();
+    }
     // The lengths of both rings are powers of two.
     [[nodiscard]] uint64_t at_byte(uint64_t place) const noexcept {
         return place & (ring_bytes() - 1);

@@ -268,7 +268,7 @@ bool ShmEndpoint::help(Transfer& t, const Request& send) {
 bool ShmEndpoint::stage(Transfer& t, Request& send) {
     if (t.turn.load(std::memory_order_relaxed) != staged_turn_) return false;
     const Message& m = send.message();
-    const uint64_t block = ring_bytes();
+    const uint64_t block = view_.segment().shape().staged_block_bytes();
     uint64_t staged = out_.shared->blocks.load(std::memory_order_relaxed);
     bool moved = false;
     while (send.moved < m.bytes &&
@@ -287,7 +287,7 @@ bool ShmEndpoint::stage(Transfer& t, Request& send) {
 bool ShmEndpoint::unstage(Transfer& t, Request& receive) {
     if (t.turn.load(std::memory_order_relaxed) != unstaged_turn_) return false;
     const Message& m = receive.message();
-    const uint64_t block = ring_bytes();
+    const uint64_t block = view_.segment().shape().staged_block_bytes();
     uint64_t taken = in_.shared->blocks_taken.load(std::memory_order_relaxed);
     bool moved = false;
     while (receive.moved < m.bytes && in_.shared->blocks.load(std::memory_order_acquire) != taken) {
