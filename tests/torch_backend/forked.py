@@ -27,7 +27,7 @@ _IMPORTED = (
     "numpy", "pytest", "sklearn.datasets", "torch", "torch._dynamo", "torch.distributed.checkpoint",
     "torch.distributed.device_mesh", "torch.distributed.fsdp", "torch.distributed.pipelining",
     "torch.distributed.tensor.parallel", "torch.testing", "unisono.parallel.run",
-    "unisono.torch_backend.process_group",
+    "unisono.torch_backend.process_group", "unisono.train.layout_worker",
 )  # fmt: skip
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
@@ -135,3 +135,4 @@ def server() -> dict[str, Any]:
 def use(server: dict[str, Any]) -> None:
     """Forks from this `server()`. A process would otherwise start its own, which imports torch."""
     vars(forkserver._forkserver).update(server, ensure_running=lambda: None)
+    forkserver.ensure_running = lambda: None

@@ -12,8 +12,9 @@ import multiprocessing
 import os
 import secrets
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from multiprocessing.context import BaseContext, ForkServerContext
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -24,30 +25,39 @@ def run_program(path: Path, *, folder: Path, log: Path, timeout_s: float) -> str
     """Runs a program in a folder until it ends, and returns its output. Raises `AssertionError`
     with the output if it fails.
     """
-    return _run("program", path, folder=folder, log=log, timeout_s=timeout_s)
+    return _output(path, start_program(path, folder=folder, log=log), log, timeout_s)
 
 
 def torchrun(
     path: Path, *, ranks: int, restarts: int, folder: Path, log: Path, timeout_s: float
 ) -> str:
     """Runs a program as `torchrun --standalone` does. Returns the output as `run_program` does."""
-    return _run("elastic", path, ranks, restarts, folder=folder, log=log, timeout_s=timeout_s)
+    words = (path, ranks, restarts, folder, log, forked.server())
+    return _output(path, forked.start(__file__, "elastic", *words, log=log), log, timeout_s)
 
 
-def _run(function: str, *words: object, folder: Path, log: Path, timeout_s: float) -> str:
-    process = forked.start(__file__, function, *words, folder, log, forked.server(), log=log)
+def start_program(path: Path, *arguments: str, folder: Path, log: Path) -> BaseProcess:
+    """Starts a program in a folder. Its output goes to the file `log`."""
+    words = (path, arguments, folder, log, forked.server())
+    return forked.start(__file__, "program", *words, log=log)
+
+
+def _output(path: Path, process: BaseProcess, log: Path, timeout_s: float) -> str:
     process.join(timeout_s)
     code = process.exitcode
     process.kill()
     process.join()
     output = log.read_text()
-    assert code == 0, f"{words[0]}: exit code {code}\n{output}"
+    assert code == 0, f"{path}: exit code {code}\n{output}"
     return output
 
 
-def program(path: Path, folder: Path, log: Path, server: dict[str, Any]) -> None:
+def program(
+    path: Path, arguments: Sequence[str], folder: Path, log: Path, server: dict[str, Any]
+) -> None:
     """Runs the program in this process, as the command `python` does."""
     with _forks(path, folder, log, server):
+        sys.argv[1:] = arguments
         forked.run_file(str(path))
 
 
