@@ -7,6 +7,7 @@ given as a function and its file, since a new process cannot import test files b
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import multiprocessing
 import os
@@ -26,7 +27,8 @@ import pytest
 _IMPORTED = (
     "numpy", "pytest", "sklearn.datasets", "torch", "torch._dynamo", "torch.distributed.checkpoint",
     "torch.distributed.device_mesh", "torch.distributed.fsdp", "torch.distributed.pipelining",
-    "torch.distributed.tensor.parallel", "torch.testing", "unisono.parallel.run",
+    "torch.distributed.tensor.parallel", "torch.testing",
+    "transformers.models.llama.modeling_llama", "unisono.parallel.run",
     "unisono.torch_backend.process_group", "unisono.train.layout_worker",
 )  # fmt: skip
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
@@ -45,6 +47,7 @@ class Fork(ForkServerProcess):
         self._log, self._environment = log, environment
 
     def run(self) -> None:
+        gc.freeze()  # otherwise collections visit what was imported
         with self._log.open("a") as out:
             for standard in (sys.stdout, sys.stderr):
                 os.dup2(out.fileno(), standard.fileno())

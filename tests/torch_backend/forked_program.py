@@ -21,18 +21,24 @@ from typing import Any
 from torch_backend import forked
 
 
-def run_program(path: Path, *, folder: Path, log: Path, timeout_s: float) -> str:
+def run_program(path: Path, *arguments: str, folder: Path, log: Path, timeout_s: float) -> str:
     """Runs a program in a folder until it ends, and returns its output. Raises `AssertionError`
     with the output if it fails.
     """
-    return _output(path, start_program(path, folder=folder, log=log), log, timeout_s)
+    return _output(path, start_program(path, *arguments, folder=folder, log=log), log, timeout_s)
 
 
 def torchrun(
-    path: Path, *, ranks: int, restarts: int, folder: Path, log: Path, timeout_s: float
+    path: Path,
+    *arguments: str,
+    ranks: int,
+    restarts: int,
+    folder: Path,
+    log: Path,
+    timeout_s: float,
 ) -> str:
     """Runs a program as `torchrun --standalone` does. Returns the output as `run_program` does."""
-    words = (path, ranks, restarts, folder, log, forked.server())
+    words = (path, arguments, ranks, restarts, folder, log, forked.server())
     return _output(path, forked.start(__file__, "elastic", *words, log=log), log, timeout_s)
 
 
@@ -56,13 +62,18 @@ def program(
     path: Path, arguments: Sequence[str], folder: Path, log: Path, server: dict[str, Any]
 ) -> None:
     """Runs the program in this process, as the command `python` does."""
-    with _forks(path, folder, log, server):
-        sys.argv[1:] = arguments
+    with _forks(path, arguments, folder, log, server):
         forked.run_file(str(path))
 
 
 def elastic(
-    path: Path, ranks: int, restarts: int, folder: Path, log: Path, server: dict[str, Any]
+    path: Path,
+    arguments: Sequence[str],
+    ranks: int,
+    restarts: int,
+    folder: Path,
+    log: Path,
+    server: dict[str, Any],
 ) -> None:
     """Runs the program on ranks that torch's elastic agent starts."""
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -79,12 +90,14 @@ def elastic(
         monitor_interval=0.1,
         start_method="forkserver",
     )
-    with _forks(path, folder, log, server):
+    with _forks(path, arguments, folder, log, server):
         elastic_launch(config, forked.run_file)(str(path))
 
 
 @contextlib.contextmanager
-def _forks(path: Path, folder: Path, log: Path, server: dict[str, Any]) -> Iterator[None]:
+def _forks(
+    path: Path, arguments: Sequence[str], folder: Path, log: Path, server: dict[str, Any]
+) -> Iterator[None]:
     """Runs a program's body in a folder. Its processes are forked where they would be spawned."""
     forked.use(server)
     original = multiprocessing.get_context
@@ -99,6 +112,6 @@ def _forks(path: Path, folder: Path, log: Path, server: dict[str, Any]) -> Itera
 
     multiprocessing.get_context = get_context  # type: ignore[assignment]
     sys.path[0:0] = [str(path.parent)]
-    sys.argv[:] = [str(path)]
+    sys.argv[:] = [str(path), *arguments]
     with contextlib.chdir(folder):
         yield
