@@ -10,12 +10,17 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+import unisono.native
+
 if TYPE_CHECKING:
     from ranks import Threads
 
 # No test may fail because the machine is slow.
 settings.register_profile("unisono", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unisono")
+
+unisono.native.usable_cores()  # loads the native core, and builds it if its sources have changed
+os.environ["CORE_IS_BUILT"] = "1"  # the Makefile describes it
 
 _LAUNCHER_VARIABLES = (
     "UNISONO_RANK", "UNISONO_SIZE", "UNISONO_RENDEZVOUS", "UNISONO_TIMEOUT_S",

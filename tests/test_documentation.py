@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from bootstrap_stores import free_port
-from torch_backend.forked_program import run_program
+from torch_backend.forked_program import run_program, torchrun
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -24,7 +24,6 @@ README = (ROOT / "README.md").read_text()
 _TIMEOUT_S = 110
 COMPARED = ("train_alone.py", "train_divided.py")
 """Examples that a test of their own runs."""
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
 
 # These commands set up whole environments. CI runs them separately.
 _WHOLE_RUNS = ("make demo", "make test")
@@ -92,7 +91,6 @@ def marked_commands() -> list[Any]:
     ]
 
 
-@pytest.mark.optional
 @pytest.mark.parametrize("command", marked_commands())
 def test_readme_command_runs(command: str) -> None:
     program, *arguments = command.split()
@@ -121,10 +119,25 @@ def modules_with_examples() -> list[str]:
     return [".".join(part for part in names if part != "__init__") for names in parts]
 
 
+STARTS_RANKS = {f"unisono.parallel.divisible.{name}" for name in ("exchanges", "parameter_block")}
+"""Modules whose examples start ranks that use torch."""
+DOCTEST = """
+import doctest, importlib
+if __name__ == "__main__":
+    result = doctest.testmod(importlib.import_module("{name}"))
+    assert result.attempted > 0 and result.failed == 0
+"""
+
+
 @pytest.mark.parametrize("name", modules_with_examples())
-def test_docstring_examples_run(name: str) -> None:
+def test_docstring_examples_run(name: str, tmp_path: Path) -> None:
     if name.split(".")[1:2] in (["torch_backend"], ["train"]):
         pytest.importorskip("torch")
+    if name in STARTS_RANKS:
+        program = tmp_path / "program.py"
+        program.write_text(DOCTEST.format(name=name))
+        run_program(program, folder=ROOT, log=tmp_path / "log", timeout_s=_TIMEOUT_S)
+        return
     result = doctest.testmod(importlib.import_module(name), report=False)
     assert result.attempted > 0
     assert result.failed == 0
@@ -150,25 +163,29 @@ def needed_by(example: Path) -> str | None:
 @pytest.mark.parametrize("example", examples())
 def test_example_runs(example: str, tmp_path: Path) -> None:
     path = ROOT / "examples" / example
-    description = path.read_text().split('"""')[1]
     if needed := needed_by(path):
         pytest.importorskip(needed)
+    run_example(path, tmp_path)
+
+
+def run_example(path: Path, folder: Path) -> str:
+    """Runs an example as its description says, and returns its output."""
+    description = path.read_text().split('"""')[1]
+    given: dict[str, Any] = {"folder": ROOT, "log": folder / path.name, "timeout_s": _TIMEOUT_S}
     if "torchrun" not in description:
-        run_program(path, folder=ROOT, log=tmp_path / "log", timeout_s=_TIMEOUT_S)
-        return
+        return run_program(path, **given)
     ranks = re.search(r"--nproc-per-node (\d)", description)
     assert ranks is not None, "expected the number of ranks in the description's command"
-    restarts = ["--max-restarts", "1"] if "--max-restarts" in description else []
-    run([sys.executable, *TORCHRUN, *restarts, "--nproc-per-node", ranks[1], str(path)])
+    restarts = 1 if "--max-restarts" in description else 0
+    return torchrun(path, ranks=int(ranks[1]), restarts=restarts, **given)
 
 
-def test_few_lines_change_from_one_process_to_three_kinds_of_parallelism() -> None:
+def test_few_lines_change_from_one_process_to_three_kinds_of_parallelism(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     alone, divided = (ROOT / "examples" / name for name in COMPARED)
     programs = [each.read_text().split('"""')[2].splitlines() for each in (alone, divided)]
     changes = [line for line in difflib.ndiff(*programs) if line[0] == "+" and line[1:].strip()]
     assert len(changes) <= 6, changes
-    ranks = [sys.executable, *TORCHRUN, "--nproc-per-node", "8", str(divided)]
-    texts = run([sys.executable, str(alone)]), run(ranks)
+    texts = (run_example(each, tmp_path) for each in (alone, divided))
     losses, printed = (Counter(re.findall(r"\d\.\d{9}", text)) for text in texts)
     assert len(losses) == 8 and printed == dict.fromkeys(losses, 8)

@@ -20,6 +20,8 @@ from unisono.types import DType, Op, ReduceOp
 
 EVERY = [(op, name) for op in Op for name in algorithms.names(op)]
 STAGING_BYTES = 4 << 20
+LONGEST_BYTES = 16 << 20
+"""More than the pieces of any test."""
 ThreadGroups = Callable[[int], ThreadGroup]
 
 
@@ -68,6 +70,14 @@ def heap_plans(
         return dataclasses.replace(plan, heap_plan=lambda: form)
 
     return None if None in forms else list(map(with_blocks, plans, forms))
+
+
+def longest_block_bytes(group: ThreadGroup, schedule: Schedule) -> int:
+    """Returns the longest block whose slots fit in the staging memory, if blocks use it."""
+    lowered = lower_rank(schedule, 0, shares_memory=True, may_write_back=True)
+    if lowered.plan.addresses_only:
+        return LONGEST_BYTES
+    return int(group.groups[0].buffer_bytes // max(1, *lowered.slots)) & -4096
 
 
 def compare(
@@ -153,7 +163,9 @@ def test_anything(data: st.DataObject, groups: ThreadGroups) -> None:
     op, name = data.draw(st.sampled_from(EVERY))
     group = groups(data.draw(st.sampled_from([1, 2, 3, 4, 5, 8])))
     root = data.draw(st.integers(0, group.ranks - 1)) if op.rooted else -1
-    block_bytes = data.draw(st.sampled_from([4096, 8192, 16 << 20]))
+    schedule = algorithms.build(op, name, ranks=group.ranks, root=max(root, 0))
+    longest = longest_block_bytes(group, schedule)
+    block_bytes = data.draw(st.sampled_from([4096, 8192, longest]))
     plans = heap_plans(group, op, name, root, block_bytes)
     dtype = data.draw(st.sampled_from(list(DType)))
     reduction = data.draw(
@@ -165,7 +177,7 @@ def test_anything(data: st.DataObject, groups: ThreadGroups) -> None:
         return
     compare(
         group,
-        algorithms.build(op, name, ranks=group.ranks, root=max(root, 0)),
+        schedule,
         plans,
         data.draw(st.sampled_from([1, 7, 500, 511, 1025, 2049, 5000, 12_289])),
         dtype,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ import torch
 import transformers
 
 from integrations.exported_llama import BATCHES, adam, llama, loss_of
+from torch_backend.forked_program import run_program
 
 pytestmark = pytest.mark.optional
 PROGRAM = Path(__file__).with_name("exported_llama.py")
@@ -31,7 +30,8 @@ def test_transformers_loads_an_export(layout: str, ties: str, tmp_path: Path) ->
         (total / weight).backward()
         optimizer.step()
     folder = tmp_path / "model"
-    subprocess.run([sys.executable, PROGRAM, folder, layout, ties], check=True, timeout=100)
+    words = (str(folder), layout, ties)
+    run_program(PROGRAM, *words, folder=tmp_path, log=tmp_path / "log", timeout_s=100)
     for each in (folder, tmp_path / "again"):
         found = transformers.AutoModelForCausalLM.from_pretrained(each, dtype=torch.float64)
         assert type(found).__name__ == "LlamaForCausalLM"

@@ -54,7 +54,7 @@ def gradients():
 if __name__ == "__main__":
     with Hosts(json.loads(sys.argv[1])) as hosts:
         print(json.dumps(unisono.run(total, 4, executor=hosts)))
-        print(json.dumps(unisono.run(gradients, 4, executor=hosts)))
+        print(json.dumps(unisono.run(gradients, 2, executor=hosts)))
 """
 
 
@@ -73,4 +73,4 @@ def test_ranks_on_the_hosts_of_an_executor(lab: Lab, tmp_path: Path) -> None:
     assert [values for values, _, _ in totals] == [[10.0] * 4] * 4
     assert [hosts for _, hosts, _ in totals] == [[[0, 2], [1, 3]]] * 4
     assert [where for _, _, where in totals] == [["0", "2"], ["0", "2"], ["1", "2"], ["1", "2"]]
-    assert gradients == [[4.0] * 3] * 4
+    assert gradients == [[2.0] * 3] * 2

@@ -7,31 +7,53 @@ given as a function and its file, since a new process cannot import test files b
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import multiprocessing
 import os
+import runpy
 import sys
 import time
 from collections.abc import Sequence
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerProcess
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 _IMPORTED = (
-    "numpy", "pytest", "torch", "torch._dynamo", "torch.distributed.checkpoint",
+    "numpy", "pytest", "sklearn.datasets", "torch", "torch._dynamo", "torch.distributed.checkpoint",
     "torch.distributed.device_mesh", "torch.distributed.fsdp", "torch.distributed.pipelining",
-    "torch.distributed.tensor.parallel", "torch.testing", "unisono.parallel.run",
-    "unisono.torch_backend.process_group",
+    "torch.distributed.tensor.parallel", "torch.testing",
+    "transformers.models.llama.modeling_llama", "unisono.parallel.run",
+    "unisono.torch_backend.process_group", "unisono.train.layout_worker",
 )  # fmt: skip
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 _HANGS_S = 100.0
 """Seconds after which ranks are killed; less than the time limit of a test."""
 
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(list(_IMPORTED))
+multiprocessing.get_context("forkserver").set_forkserver_preload(list(_IMPORTED))
+
+
+class Fork(ForkServerProcess):
+    """A forked process with its own environment, whose output goes to the end of a file."""
+
+    def __init__(self, *, log: Path, environment: dict[str, str], **options: Any) -> None:
+        super().__init__(**options)
+        self._log, self._environment = log, environment
+
+    def run(self) -> None:
+        gc.freeze()  # otherwise collections visit what was imported
+        with self._log.open("a") as out:
+            for standard in (sys.stdout, sys.stderr):
+                os.dup2(out.fileno(), standard.fileno())
+        os.environ.clear()
+        os.environ.update(self._environment)
+        super().run()
 
 
 def start(
@@ -43,7 +65,7 @@ def start(
         for name, value in _ENVIRONMENT.items():
             patch.setenv(name, value)
         here = {**os.environ, **(environment or {})}
-        process = _context.Process(target=_rank, args=(file, function, words, log, here))
+        process = Fork(target=_rank, args=(file, function, words), log=log, environment=here)
         process.start()
     return process
 
@@ -94,12 +116,26 @@ def load(file: str) -> ModuleType:
     return module
 
 
-def _rank(
-    file: str, function: str, words: tuple[object, ...], log: Path, environment: dict[str, str]
-) -> None:
-    with log.open("w") as out:
-        for standard in (sys.stdout, sys.stderr):
-            os.dup2(out.fileno(), standard.fileno())
-    os.environ.clear()
-    os.environ.update(environment)
+def _rank(file: str, function: str, words: tuple[object, ...]) -> None:
     getattr(load(file), function)(*words)
+
+
+# ---- processes that start processes
+
+
+def run_file(path: str) -> None:
+    """Runs a file in this process, as the command `python` does."""
+    runpy.run_path(path, run_name="__main__")
+
+
+def server() -> dict[str, Any]:
+    """Returns what a forked process must know to fork further processes from the same process."""
+    forkserver.ensure_running()
+    known = ("_forkserver_address", "_forkserver_authkey")
+    return {name: each for name, each in vars(forkserver._forkserver).items() if name in known}
+
+
+def use(server: dict[str, Any]) -> None:
+    """Forks from this `server()`. A process would otherwise start its own, which imports torch."""
+    vars(forkserver._forkserver).update(server, ensure_running=lambda: None)
+    forkserver.ensure_running = lambda: None

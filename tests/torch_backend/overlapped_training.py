@@ -51,7 +51,7 @@ class Unsettled(nn.Module):
         return torch.stack(parts).sum(0)
 
 
-def batches(steps=5):
+def batches(steps=3):
     generator = torch.Generator().manual_seed(1)
     return [(torch.randn(8, 6, generator=generator), torch.randn(8, 6, generator=generator))
             for _ in range(steps)]  # fmt: skip

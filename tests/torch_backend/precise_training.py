@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
-from torch_backend.layout_training import rank_block, small_shape, token_batches
+from torch_backend.layout_training import rank_block, small_shape, stages_of, token_batches
 from unisono.parallel import CrossEntropy, Layout, Precision, TransformerModel, parallelize
 from unisono.parallel.divisible.interfaces import Balanced
 
@@ -94,12 +94,12 @@ def compare(text, make_model, make_loss, batches, *, microbatches=1, example=Non
 
 def compare_transformer(text, *, microbatches=1, capacity_factor=None, context="ring",
                         precision=BF16, **changes):  # fmt: skip
-    shape = small_shape(**changes)
+    shape = small_shape(**{"layers": stages_of(text)} | changes)
     return compare(
         text,
         lambda: TransformerModel(shape, seed=1, capacity_factor=capacity_factor, context=context),
         lambda: CrossEntropy(shape.vocab),
-        token_batches(shape)[:2],
+        token_batches(shape),
         microbatches=microbatches,
         precision=precision,
     )

@@ -18,7 +18,7 @@ from unisono.parallel import Layout, model_loss, parallelize
 from unisono.parallel.run import ParallelRun
 
 WINDOW, VOCAB, WIDTH, HEADS, KV_HEADS, HEAD = 5, 13, 12, 4, 2, 4
-POSITIONS, SAMPLES, STEPS, CLIP = 16, 6, 5, 0.5
+POSITIONS, SAMPLES, STEPS, CLIP = 16, 6, 2, 0.5
 TOLERANCE = 1e-10
 STYLES = {
     "tokens": "embedding_rowwise",

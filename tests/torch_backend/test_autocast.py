@@ -12,7 +12,13 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from cases_in_turn import turn
-from torch_backend.layout_training import expert_shape, rank_block, small_shape, token_batches
+from torch_backend.layout_training import (
+    expert_shape,
+    rank_block,
+    small_shape,
+    stages_of,
+    token_batches,
+)
 from torch_backend.traced_models import TracedDecoder
 from unisono.parallel import CrossEntropy, Layout, TransformerModel, parallelize
 from unisono.parallel.divisible.interfaces import Balanced
@@ -80,12 +86,12 @@ def compare(text, make_model, make_loss, batches, *, microbatches=1, example=Non
 
 
 def compare_transformer(text, *, microbatches=1, capacity_factor=None, context="ring", **changes):
-    shape = small_shape(**changes)
+    shape = small_shape(**{"layers": stages_of(text)} | changes)
     compare(
         text,
         lambda: TransformerModel(shape, seed=1, capacity_factor=capacity_factor, context=context),
         lambda: CrossEntropy(shape.vocab),
-        token_batches(shape)[:2],
+        token_batches(shape),
         microbatches=microbatches,
     )
 

@@ -20,7 +20,7 @@ from torch_backend.torch_version import needs_layouts
 pytestmark = pytest.mark.torch
 ALONE = "dp=1"
 LAYOUTS = ("dp=4,zero=3", "dp=2,tp=2,zero=3", "tp=2,pp=2", "dp=4,ep=4")
-CHANGES = expert_shape(layers=4)
+CHANGES = expert_shape(layers=2)
 TOLERANCE = 1e-11
 STEPS_BEFORE, STEPS_AFTER = 2, 2
 

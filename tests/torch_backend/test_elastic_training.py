@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from bootstrap_stores import free_port
+from torch_backend.forked_program import torchrun
 
 pytestmark = pytest.mark.torch
 EXAMPLE = Path(__file__).parents[2] / "examples" / "elastic_training.py"
@@ -38,23 +39,21 @@ def end_node(agent: subprocess.Popen[bytes]) -> None:
     agent.wait(10)
 
 
-def steps_in(log: Path) -> list[tuple[int, int]]:
+def steps_in(text: str) -> list[tuple[int, int]]:
     """Returns the number of ranks of each step that the program has printed, and the step."""
-    found = re.findall(r"(\d+) ranks, step (\d+):", log.read_text())
+    found = re.findall(r"(\d+) ranks, step (\d+):", text)
     return [(int(ranks), int(step)) for ranks, step in found]
 
 
 def test_a_killed_rank_and_another_number_of_ranks(tmp_path: Path) -> None:
-    log, program = tmp_path / "log", [str(EXAMPLE), "--folder", str(tmp_path / "checkpoints")]
-    alone = ["--standalone", "--local-addr", "127.0.0.1", "--max-restarts", "1"]
-    two = start(log, *alone, "--nproc-per-node", "2", *program)
-    assert two.wait(100) == 0, log.read_text()
-    assert "exitcode: -9" in log.read_text()
-    assert steps_in(log) == [(2, step) for step in range(4, 8)]  # saved after steps 2 and 4
+    program = [EXAMPLE, "--folder", str(tmp_path / "checkpoints")]
+    given = {"restarts": 1, "folder": tmp_path, "timeout_s": 50}
+    text = torchrun(*program, ranks=2, log=tmp_path / "2", **given)
+    assert "exitcode: -9" in text
+    assert steps_in(text) == [(2, step) for step in range(4, 8)]  # saved after steps 2 and 4
     more = ["--steps", "11", "--lost-in-step", "9"]
-    one = start(log, *alone, "--nproc-per-node", "1", *program, *more)
-    assert one.wait(100) == 0, log.read_text()
-    assert steps_in(log) == [(1, 8), (1, 9), (1, 10)]
+    text = torchrun(*program, *more, ranks=1, log=tmp_path / "1", **given)
+    assert steps_in(text) == [(1, 8), (1, 9), (1, 10)]
 
 
 @pytest.mark.slow
@@ -85,5 +84,5 @@ def test_a_lost_node(tmp_path: Path) -> None:
         assert nodes[0].wait(110) == 0, (tmp_path / "0").read_text()
     finally:
         end_node(nodes[0])
-    found = steps_in(tmp_path / "0")
+    found = steps_in((tmp_path / "0").read_text())
     assert found[0][0] == 2 and found[0][1] >= 2 and found[-1] == (2, 299), found

@@ -37,11 +37,11 @@ def test_expert_stacks(outcome):
 
 def train(make: Callable[[], nn.Module], text: str, **options: object) -> None:
     """Fails if losses, norms, weights or bytes of a run differ from those that are expected."""
-    compare_model(text, make, lambda: CrossEntropy(VOCAB), batches(), microbatches=2, **options)
+    compare_model(text, make, lambda: CrossEntropy(VOCAB), batches()[:2], microbatches=2, **options)
 
 
 def own_checkpoints_exports_and_evaluations(world):
-    compare(MixtureDecoder, "dp=4,ep=2,zero=3", later="dp=2,tp=2,ep=4")
+    compare(MixtureDecoder, "dp=4,ep=2,zero=3", later="dp=2,tp=2,ep=4", returns=True)
 
 
 def own_ranks_with_different_tokens(world):
@@ -65,7 +65,7 @@ def own_other_calls_of_experts(world):
 
 def own_divided_sequences(world):
     data = [
-        tuple(torch.cat([each, each[:, :2]], dim=1) for each in batch) for batch in batches()
+        tuple(torch.cat([each, each[:, :2]], dim=1) for each in batch) for batch in batches()[:2]
     ]  # 8 positions
     for text in ("dp=2,cp=2,ep=4", "cp=2,dp=2,ep=2,zero=3"):
         with turn(text=text):

@@ -57,7 +57,7 @@ def compare(make_model, *, batches=None, loss=nn.functional.mse_loss, schedules=
             f"pp=2,vpp={chunks},schedule={schedule}",
             seeded,
             lambda: loss,
-            vectors() if batches is None else copy.deepcopy(batches),
+            vectors(steps=2) if batches is None else copy.deepcopy(batches),
             microbatches=4,
             clip=None,
             unpredicted=("pp",),

@@ -41,7 +41,7 @@ def test_sequences_mixed(outcome):
 
 def compare(text: str, kind: str, **options: Any) -> None:
     """Compares a decoder with its own loss, of masked or packed samples if it has such a kind."""
-    batches = token_batches(masked=kind in ("full", "window"), packed=kind == "packed")[:2]
+    batches = token_batches(masked=kind in ("full", "window"), packed=kind == "packed")
     model = options.pop("model", {})
     if "tp=" in text:
         options = {"styles": STYLES} | options
@@ -109,7 +109,7 @@ class Chooser(nn.Module):
 def own_choices_before_the_blocks(world):
     """Tests that a module whose stand-in in later stages has no weights is not watched there."""
     torch.set_default_dtype(torch.float64)
-    batches = token_batches()[:2]
+    batches = token_batches()
 
     def make() -> nn.Module:
         model = Decoder("rotary")
@@ -126,7 +126,7 @@ def own_blocks_without_a_graph(world):
 
 
 def pairs() -> list[tuple[torch.Tensor, torch.Tensor]]:
-    return [(each["input_ids"], each["labels"]) for each in token_batches()[:2]]
+    return [(each["input_ids"], each["labels"]) for each in token_batches()]
 
 
 def compare_pairs(text: str, make: Any, **options: Any) -> None:
@@ -212,7 +212,7 @@ def own_calls_of_models(world):
     def loss(logits: torch.Tensor, batch: Any) -> torch.Tensor:
         return functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
 
-    batches = token_batches()[:2]
+    batches = token_batches()
     for each in batches:
         each["labels"][:, 3:] = -100
     for text in (TENSOR, PIPELINE, f"{PIPELINE},zero=2"):
@@ -230,7 +230,7 @@ def own_calls_of_models(world):
 def own_local_batches(world):
     """Tests that one of the ranks with the same samples passes them."""
     torch.set_default_dtype(torch.float64)
-    batches = token_batches()[:2]
+    batches = token_batches()
     for text in (TENSOR, PIPELINE):
         options = {"styles": STYLES} if text == TENSOR else {"example": batches[0]}
         with turn(text=text):
@@ -242,7 +242,7 @@ def own_local_batches(world):
 
 def own_checkpoints_of_other_layouts(world):
     torch.set_default_dtype(torch.float64)
-    batches, folder = token_batches()[:2], world.folder / "mixed"
+    batches, folder = token_batches(), world.folder / "mixed"
 
     def go_on(run: ParallelRun, whole: nn.Module) -> None:
         run.save(folder)

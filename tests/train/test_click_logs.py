@@ -128,6 +128,7 @@ def train_here(run: LayoutRun) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.usefixtures("forked_agent")
 def test_a_run_continues_on_fewer_ranks(losses_alone: list[float], tmp_path: Path) -> None:
     folder = str(tmp_path / "checkpoint")
     parts = [

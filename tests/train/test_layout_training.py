@@ -17,7 +17,7 @@ from unisono.planner import Layout
 from unisono.train import LayoutRun, Stepped, launch_layout
 from unisono.train.layout_settings import SHAPES
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("forked_agent")]
 
 
 def a_run(task: Any, layout: str, **changes: Any) -> LayoutRun:
