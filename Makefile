@@ -124,8 +124,9 @@ $(READY): pyproject.toml CMakeLists.txt | $(BIN)/python
 	  -C cmake.define.UNISONO_TESTS=ON -e '.[train,plot,peers,dev]'
 # At each import, scikit-build-core rebuilds the core with the `cmake` of the PATH. A machine may have none.
 # Tests rebuild it once: a rebuild without changes takes longer than all else that an import does.
-	sed -i 's|\["cmake", "--build"|["$(CURDIR)/$(BIN)/cmake", "--build"|; s|^\( *\)"cmake",$$|\1"$(CURDIR)/$(BIN)/cmake",|; \
-	  s|if self.rebuild_flag and|& "CORE_IS_BUILT" not in os.environ and|' \
+	sed -i -e 's|\["cmake", "--build"|["$(CURDIR)/$(BIN)/cmake", "--build"|' \
+	  -e 's|^\( *\)"cmake",$$|\1"$(CURDIR)/$(BIN)/cmake",|' \
+	  -e 's|if self.rebuild_flag and|& "CORE_IS_BUILT" not in os.environ and|' \
 	  $(VENV)/lib/python3*/site-packages/_editable_skbc_unisono.py
 	touch $@
 
