@@ -250,7 +250,8 @@ unisono_status run(unisono_call* call, const void* in, void* out, double timeout
                    unisono_error* error) noexcept {
     return guarded(error, [&] {
         Execution execution = bound(given(call, "call"), in, out);
-        call->group->dispatcher().run(std::move(execution), checked_timeout(timeout_s), {});
+        const double limit_s = checked_timeout(timeout_s);
+        call->group->dispatcher().run(std::move(execution), limit_s, kUninterrupted);
         return UNISONO_OK;
     });
 }

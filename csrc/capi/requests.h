@@ -19,13 +19,19 @@ struct unisono_request {
 
 namespace unisono::capi {
 
+// For the waits of a thread of the program, as opposed to a progress thread: such a wait leaves a
+// core that the thread shares with its peer. No signal ends it.
+inline const Interrupted kUninterrupted = [] { return false; };
+
 class CallRequest final : public unisono_request {
   public:
     // Begins the call.
     CallRequest(std::shared_ptr<Group> group, Execution execution, double timeout_s)
         : group_(std::move(group)),
           job_(group_->dispatcher().submit(std::move(execution), timeout_s, kInline_s)) {}
-    bool finish(double limit_s) override { return group_->dispatcher().wait(*job_, limit_s, {}); }
+    bool finish(double limit_s) override {
+        return group_->dispatcher().wait(*job_, limit_s, kUninterrupted);
+    }
 
   private:
     // The time for which `begin` waits for the peers, which saves the hand-over to another thread.

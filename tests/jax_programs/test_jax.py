@@ -74,6 +74,12 @@ def test_a_mesh_that_others_do_not_use_fails_after_the_timeout():
     assert all("rank 2" in text for _, text, _ in found)
 
 
+def test_a_stopped_process_is_named_after_the_timeout():
+    found = FAULT.findall(run("faults.py", "stopped", fails=True, UNISONO_TIMEOUT_S="4"))
+    assert {rank for rank, _, _ in found} == {"0", "2"}
+    assert all("rank 1 has not arrived" in text for _, text, _ in found)
+
+
 @pytest.mark.parametrize("kind", ["raised", "exited"])
 def test_a_process_that_leaves_is_named(kind: str):
     found = FAULT.findall(run("faults.py", kind, fails=True))
