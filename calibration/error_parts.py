@@ -28,7 +28,9 @@ _PRIORS = {
     "other device": 0.15,
     "not stated": 0.06,
     "run": 0.08,
+    "expert run": 0.15,
 }
+_EXPERTS = PARTS.index("experts")
 _PRIOR_WIDTH = 0.4
 """Standard deviation of the logarithm of a part around its prior."""
 _LARGEST = 0.5
@@ -52,7 +54,8 @@ class SourceErrors(NamedTuple):
 def fit_parts(
     sources: Sequence[SourceErrors], start: Mapping[str, float] | None = None
 ) -> dict[str, float]:
-    """Returns the standard deviation of each part, and of the single run ("run")."""
+    """Returns the standard deviation of each part, of the single run ("run"), and of a
+    further part of a single run with experts ("expert run")."""
     priors = np.log(list(_PRIORS.values()))
     logs = priors.copy() if start is None else np.log([start[name] for name in _PRIORS])
     best = _cost(logs, priors, sources)
@@ -76,20 +79,25 @@ def _cost(logs: _Floats, priors: _Floats, sources: Sequence[SourceErrors]) -> fl
     variances = np.exp(2 * logs)
     found = float(np.sum(((logs - priors) / _PRIOR_WIDTH) ** 2)) / 2
     for _, errors, weights in sources:
-        covariance = (weights * variances[:-1]) @ weights.T + variances[-1] * np.eye(len(errors))
+        covariance = (weights * variances[:-2]) @ weights.T + np.diag(_single(variances, weights))
         factor = np.linalg.cholesky(covariance)
         away = np.linalg.solve(factor, np.clip(errors, -_LARGEST, _LARGEST))
         found += float(away @ away) / 2 + float(np.sum(np.log(np.diag(factor))))
     return found
 
 
+def _single(variances: _Floats, weights: _Floats) -> _Floats:
+    """Returns the variance of the part of each single run: larger for runs with experts."""
+    return variances[-2] + variances[-1] * weights[:, _EXPERTS]
+
+
 def _scale(sigma: _Floats, sources: Sequence[SourceErrors]) -> float:
     """Returns the factor of all parts with which the intervals hold `COVERED` of the runs."""
-    assert len(sigma) == len(PARTS) + 1
+    assert len(sigma) == len(PARTS) + 2
     sizes, shares = [], []
     for _, errors, weights in sources:
-        variances = (weights * sigma[:-1]) ** 2
-        sizes += list(np.abs(errors) / np.sqrt(variances.sum(axis=1) + sigma[-1] ** 2))
+        shared = np.sum((weights * sigma[:-2]) ** 2, axis=1)
+        sizes += list(np.abs(errors) / np.sqrt(shared + _single(sigma**2, weights)))
         shares += [1 / len(errors)] * len(errors)
     return weighted_quantile(np.array(sizes), np.array(shares), COVERED) / NORMAL_80
 

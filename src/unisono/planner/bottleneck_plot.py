@@ -9,7 +9,9 @@ from typing import Any
 from unisono.figures import new_figure
 from unisono.planner.prediction import Prediction
 
-_COMPUTATION = ("matmul", "attention", "memory", "recompute", "output", "optimizer", "host", "step")
+_COMPUTATION = (
+    *("matmul", "attention", "memory", "recompute", "output", "sums", "optimizer", "host", "step"),
+)
 _WAITS = ("bubble", "straggler")
 _MOST_LAYOUTS = 12
 

@@ -2,7 +2,8 @@
 
 The error is the logarithm of measured over predicted time. It has a part that all runs of a source
 share, further parts for the shares of exchanges and of the host in the step time, parts for
-properties that only some runs have, and the part of the single run. All parts are normally
+properties that only some runs have, and the part of the single run, which is larger with experts:
+releases of one library with the same stated choices differ more. All parts are normally
 distributed, and `CalibratedConstants.sigma` has their standard deviations.
 """
 
@@ -69,6 +70,11 @@ class ErrorCauses(NamedTuple):
         given = (1.0 if name in self.properties else 0.0 for name in PROPERTIES)
         return np.array([1.0, self.exchange, self.host, *given])
 
+    def single_variance(self, sigma: Mapping[str, float]) -> float:
+        """Returns the variance of the part of the single run."""
+        more = sigma["expert run"] ** 2 if "experts" in self.properties else 0.0
+        return sigma["run"] ** 2 + more
+
     def deviation(self, sigma: Mapping[str, float]) -> float:
         """Returns the standard deviation of the error, without runs of the same source.
 
@@ -77,7 +83,7 @@ class ErrorCauses(NamedTuple):
         0.5
         """
         parts = self.weights() * [sigma[name] for name in PARTS]
-        return sqrt(float(parts @ parts) + sigma["run"] ** 2)
+        return sqrt(float(parts @ parts) + self.single_variance(sigma))
 
 
 def properties_of(model: Transformer, cluster: Cluster, job: Workload) -> tuple[str, ...]:

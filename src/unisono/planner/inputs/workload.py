@@ -26,6 +26,8 @@ HIDDEN_EXPERTS = ("megatron-2025", "megatron-2026")
 (`overlap_moe_expert_parallel_comm`); in 2026 also with the whole step in one CUDA graph."""
 MEGATRON_CORE = ("transformer-engine", *HIDDEN_EXPERTS)
 """Megatron-Core with Transformer Engine."""
+SUMMING_PRODUCTS = ("megatron-2022", *MEGATRON_CORE)
+"""Software whose products of weight gradients add to the sums over microbatches."""
 TORCH_FSDP = ("torch-fsdp", "torch-eager")
 """PyTorch's fully sharded data parallelism with torch.compile, and the same without it."""
 SOFTWARE = (*EAGER, *MEGATRON_CORE, *TORCH_FSDP, "torch-2023")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import NamedTuple
@@ -81,6 +81,36 @@ class LayoutOption(NamedTuple):
         return run.memory.fullest_bytes(self.layout, self.micro_batch, self.recompute)
 
 
+Bound = Callable[[int, str], float]
+"""Returns the lower bound of the step time for a micro batch and a recomputation."""
+
+
+class OptionGroup(NamedTuple):
+    """The options with one layout and micro batch: each recomputation with each interleaving. The
+    bound is that of the first recomputation, which is the fastest.
+    """
+
+    bound_s: float
+    place: tuple[int, int, int]
+    """The place of the first option."""
+    open_layout: OpenLayout
+    counts: Sequence[int]
+    micro_batch: int
+    recomputations: Sequence[str]
+    bound: Bound
+
+    def options(self) -> Iterator[LayoutOption]:
+        """Yields the options."""
+        tp, pp, number = self.place
+        for recompute in self.recomputations:
+            bound_s = self.bound(self.micro_batch, recompute)
+            for chunks in self.counts:
+                yield LayoutOption(
+                    bound_s, (tp, pp, number), self.open_layout, chunks, self.micro_batch, recompute
+                )
+                number += 1
+
+
 def tensor_pipeline_sizes(model: Transformer, cluster: Cluster) -> list[tuple[int, int]]:
     """Returns the pairs (tp, pp) that a search considers.
 
@@ -98,30 +128,44 @@ def tensor_pipeline_sizes(model: Transformer, cluster: Cluster) -> list[tuple[in
 
 
 def layout_options(
-    request: OptionRequest, run: RunModel, sizes: Sequence[tuple[int, int]]
+    request: OptionRequest,
+    run: RunModel,
+    sizes: Sequence[tuple[int, int]],
+    inner: tuple[int, int] | None = None,
 ) -> list[LayoutOption]:
-    """Returns the options whose layouts have these pairs (tp, pp), lowest bound first."""
-    options = [option for tp, pp in sizes for option in _of_sizes(request, run, tp, pp)]
-    options.sort(key=lambda option: (option.bound_s, option.place))
-    return options
+    """Returns the options whose layouts have these pairs (tp, pp), lowest bound first. `inner`:
+    only those with this pair (cp, ep).
+    """
+    groups = option_groups(request, run, sizes, inner)
+    return sorted(option for group in groups for option in group.options())
 
 
-def _of_sizes(request: OptionRequest, run: RunModel, tp: int, pp: int) -> Iterator[LayoutOption]:
-    """Yields the options whose layouts have these `tp` and `pp`."""
-    number = 0
-    known: dict[object, list[tuple[int, str, float]]] = {}
-    for layout in _open_layouts(request, run, tp, pp):
-        open_layout = OpenLayout(layout)
-        # Layouts that differ only in ZeRO 0 and 1, or in the schedule, have the same bounds.
-        key = layout.dp, *(run.times.layer_key(layout, experts=each) for each in (False, True))
-        if key not in known:
-            known[key] = list(_bounds(run, layout))
-        for micro_batch, recompute, bound_s in known[key]:
-            microbatches = run.workload.global_batch // layout.dp // micro_batch
-            for chunks in run.chunk_counts(layout, microbatches):
-                number += 1
-                place = (tp, pp, number)
-                yield LayoutOption(bound_s, place, open_layout, chunks, micro_batch, recompute)
+def option_groups(
+    request: OptionRequest,
+    run: RunModel,
+    sizes: Sequence[tuple[int, int]],
+    inner: tuple[int, int] | None = None,
+) -> Iterator[OptionGroup]:
+    """Yields the groups of the options whose layouts have these pairs (tp, pp)."""
+    modes = run.recomputations()
+    for tp, pp in sizes:
+        number = 0
+        known: dict[object, list[tuple[int, float, Bound]]] = {}
+        for layout in _open_layouts(request, run, tp, pp, inner):
+            open_layout = OpenLayout(layout)
+            # Layouts that differ only in ZeRO 0 and 1, or in the schedule, have the same bounds.
+            key = layout.dp, *(run.times.layer_key(layout, experts=e) for e in (False, True))
+            if key not in known:
+                known[key] = list(_bounds(run, layout))
+            for micro_batch, bound_s, bound in known[key]:
+                microbatches = run.workload.global_batch // layout.dp // micro_batch
+                counts = run.chunk_counts(layout, microbatches)
+                if counts:
+                    place = tp, pp, number
+                    yield OptionGroup(
+                        bound_s, place, open_layout, counts, micro_batch, modes, bound
+                    )
+                    number += len(counts) * len(modes)
 
 
 def open_layouts(request: OptionRequest, run: RunModel) -> Iterator[Layout]:
@@ -130,7 +174,9 @@ def open_layouts(request: OptionRequest, run: RunModel) -> Iterator[Layout]:
         yield from _open_layouts(request, run, tp, pp)
 
 
-def _open_layouts(request: OptionRequest, run: RunModel, tp: int, pp: int) -> Iterator[Layout]:
+def _open_layouts(
+    request: OptionRequest, run: RunModel, tp: int, pp: int, inner: tuple[int, int] | None = None
+) -> Iterator[Layout]:
     model, job = run.model, run.workload
     replicas = run.cluster.devices // (tp * pp)
     for cp in _context_sizes(job.seq, replicas):
@@ -144,7 +190,7 @@ def _open_layouts(request: OptionRequest, run: RunModel, tp: int, pp: int) -> It
         for ep, split, (zero, copies), schedule in product(
             experts, splits, shards, request.schedules
         ):
-            if dp // copies * cp * tp % ep == 0:
+            if dp // copies * cp * tp % ep == 0 and inner in (None, (cp, ep)):
                 yield Layout(
                     dp=dp,
                     tp=tp,
@@ -159,24 +205,24 @@ def _open_layouts(request: OptionRequest, run: RunModel, tp: int, pp: int) -> It
                 )
 
 
-def _bounds(run: RunModel, layout: Layout) -> Iterator[tuple[int, str, float]]:
-    """Yields each combination of micro batch and recomputation with a lower bound of its step time.
+def _bounds(run: RunModel, layout: Layout) -> Iterator[tuple[int, float, Bound]]:
+    """Yields each micro batch, with the bound of its fastest recomputation and with a function that
+    returns the bound of each.
 
     The bound is the time of an average stage for all microbatches: no step is shorter, because the
     slowest stage takes at least as long as the average one.
     """
     model, times = run.model, run.times
     counts = {False: model.layers - model.moe_layers, True: model.moe_layers}
-    layers = [(experts, count) for experts, count in counts.items() if count]
+    layers = [(times.layer_s(layout, experts=e), count) for e, count in counts.items() if count]
     per_replica = run.workload.global_batch // layout.dp
-    for micro_batch in run.micro_batches(per_replica):
+
+    def bound(micro_batch: int, recompute: str) -> float:
         stages = per_replica // micro_batch * run.least_factor / layout.pp
-        for recompute in run.recomputations():
-            layers_s = sum(
-                count * times.layer_s(layout, micro_batch, recompute, experts=experts)
-                for experts, count in layers
-            )
-            yield micro_batch, recompute, stages * layers_s
+        return stages * sum([count * layer_s(micro_batch, recompute) for layer_s, count in layers])
+
+    for micro_batch in run.micro_batches(per_replica):
+        yield micro_batch, bound(micro_batch, run.recomputations()[0]), bound
 
 
 def _shardings(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from typing import Any, NamedTuple
 
 from unisono.planner.inputs.device_cluster import Cluster
@@ -11,6 +10,7 @@ from unisono.planner.layout_search.candidate_comparison import reason_of_loss
 from unisono.planner.layout_search.layout_candidates import Alternative, Candidate
 from unisono.planner.layout_search.layout_options import (
     LayoutOption,
+    OptionGroup,
     OptionRequest,
     layout_options,
 )
@@ -46,7 +46,7 @@ _SETTINGS: Mapping[str, Callable[[LayoutOption], Any]] = {
 """The settings in which the variants of a row differ."""
 
 
-def row_of(option: LayoutOption) -> tuple[int, int, int, int]:
+def row_of(option: LayoutOption | OptionGroup) -> tuple[int, int, int, int]:
     """Returns the axes that all variants of a row share. dp follows from the devices."""
     layout = option.open_layout.layout
     return layout.tp, layout.pp, layout.cp, layout.ep
@@ -65,7 +65,6 @@ def candidate_rows(
     """
     by_devices = {cluster.devices: cluster for cluster in clusters}
     runs = {devices: request.run(by_devices[devices]) for devices in {e.devices for e in best}}
-    options = cache(lambda devices, *sizes: layout_options(request, runs[devices], [sizes]))
     found: list[Candidate] = []
     for place, each in enumerate(best):
         option, run = each.option, runs[each.devices]
@@ -78,7 +77,8 @@ def candidate_rows(
             lost = reason_of_loss(objective, each.key[0], each.kinds, after.key[0], after.kinds)
         others: tuple[Alternative, ...] = ()
         if folded:
-            variants = options(each.devices, option.layout.tp, option.layout.pp)
+            tp, pp, *inner = row_of(option)
+            variants = layout_options(request, run, [(tp, pp)], (inner[0], inner[1]))
             others = alternatives(run, variants, each)
         first = found[0].prediction if found else prediction
         found.append(
@@ -98,18 +98,18 @@ def alternatives(
     run: RunModel, options: Sequence[LayoutOption], best: FoundLayout
 ) -> tuple[Alternative, ...]:
     """Returns the fastest variant of a row for each setting with another value than in the best
-    variant, fastest first. `options` are sorted by their bounds.
+    variant, fastest first. `options` are those of the row,
+    sorted by their bounds.
     """
     mine = {name: value(best.option) for name, value in _SETTINGS.items()}
-    variants = [option for option in options if row_of(option) == row_of(best.option)]
-    differ = {
+    differ = [
         name
         for name, value in _SETTINGS.items()
-        if any(value(option) != mine[name] for option in variants)
-    }
+        if any(value(option) != mine[name] for option in options)
+    ]
     found: dict[str, Alternative] = {}
     slowest = float("inf")
-    for option in variants:
+    for option in options:
         if option.bound_s > slowest:
             break
         others = {n: v for n in differ if (v := _SETTINGS[n](option)) != mine[n]}

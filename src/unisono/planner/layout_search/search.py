@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from heapq import merge
+from heapq import heapify, heappop, heappush, merge
 from itertools import islice
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,8 +18,10 @@ from unisono.planner.inputs.workload import Workload
 from unisono.planner.layout_search.layout_candidates import Candidates, SearchCounts
 from unisono.planner.layout_search.layout_options import (
     LayoutOption,
+    OptionGroup,
     OptionRequest,
     layout_options,
+    option_groups,
     tensor_pipeline_sizes,
 )
 from unisono.planner.layout_search.layout_rows import FoundLayout, candidate_rows, row_of
@@ -169,21 +171,27 @@ def _search_part(
 ) -> _Found:
     """Searches the combinations of some pairs (tp, pp) on one cluster."""
     run = request.run(cluster)
-    options = layout_options(request, run, sizes)
-    by_memory = request.objective == "memory"
-    return (_least_memory if by_memory else _least_time)(request, run, options)
+    if request.objective == "memory":
+        return _least_memory(request, run, layout_options(request, run, sizes))
+    return _least_time(request, run, list(option_groups(request, run, sizes)))
 
 
-def _least_time(request: SearchRequest, run: RunModel, options: Sequence[LayoutOption]) -> _Found:
+def _least_time(request: SearchRequest, run: RunModel, groups: list[OptionGroup]) -> _Found:
+    # Groups that no bound excludes are replaced by their options.
+    waiting: list[OptionGroup | LayoutOption] = [*groups]
+    heapify(waiting)
     best: dict[object, FoundLayout] = {}
     too_large = predicted = reached = 0
     limit_s = request.longest_s
-    for option in options:
-        if option.bound_s > limit_s:
-            break
+    while waiting and waiting[0].bound_s <= limit_s:
+        option = heappop(waiting)
         row = row_of(option) if request.folded else option.place
         known = best.get(row)
         if known is not None and option.bound_s >= known.step_s:
+            continue
+        if isinstance(option, OptionGroup):
+            for each in option.options():
+                heappush(waiting, each)
             continue
         reached += 1
         if not option.fits(run):
@@ -201,7 +209,8 @@ def _least_time(request: SearchRequest, run: RunModel, options: Sequence[LayoutO
                 del best[max(best, key=lambda each: best[each].key)]
             if len(best) == request.keep:
                 limit_s = max(each.step_s for each in best.values())
-    counts = _counts(len(options), too_large, predicted, reached)
+    considered = sum(len(each.counts) * len(each.recomputations) for each in groups)
+    counts = _counts(considered, too_large, predicted, reached)
     return _Found(sorted(best.values(), key=lambda each: each.key), counts)
 
 

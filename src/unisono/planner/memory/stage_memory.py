@@ -121,9 +121,10 @@ class MemoryModel:
         # first may need the most memory, or the last stage of the model, which keeps the logits.
         last = layout.pp - 1
         stages = stage_layers(self._model.layers, layout.pp, layout.chunks)
+        layer, working = self._layers_bytes(layout, micro_batch, recompute)
+        buffers = self._buffers(layout, micro_batch)
         for stage in dict.fromkeys((0, last, min(1, last), stages.index(max(stages)))):
-            kept, working = self._activations(layout, micro_batch, recompute, stage)
-            more = kept + working + self._buffers(layout, micro_batch)
+            more = self._kept(layout, micro_batch, stage, layer) + working + buffers
             if stage == last:
                 more += self._logits(layout, micro_batch)
             yield sum(self._states(layout, stage)) + more
@@ -134,8 +135,9 @@ class MemoryModel:
         """Returns the bytes of a device of one stage, by kind."""
         states = self._states(layout, stage)
         found: dict[str, float] = dict(zip(StateBytes._fields, states, strict=True))
-        kept, working = self._activations(layout, micro_batch, recompute, stage)
-        found["activations"], found["working layer"] = kept, working
+        layer, working = self._layers_bytes(layout, micro_batch, recompute)
+        found["activations"] = self._kept(layout, micro_batch, stage, layer)
+        found["working layer"] = working
         last = stage == layout.pp - 1
         found["logits"] = self._logits(layout, micro_batch) if last else 0.0
         found["exchange buffers"] = self._buffers(layout, micro_batch)
@@ -221,25 +223,30 @@ class MemoryModel:
         kept = width * frozen / (shards if layout.microbatch_zero == 3 else 1)
         return StateBytes(found.weights + kept, found.gradients, found.optimizer)
 
-    def _activations(
-        self, layout: Layout, micro_batch: int, recompute: str, stage: int
+    def _layers_bytes(
+        self, layout: Layout, micro_batch: int, recompute: str
     ) -> tuple[float, float]:
-        """Returns the bytes kept until backward, and the extra bytes of the current layer."""
+        """Returns the bytes that a layer keeps until backward, and the extra bytes of the current
+        layer.
+        """
+        experts = self._model.moe_layers > 0
+        layer = self._layer(layout, micro_batch, recompute, experts)
+        if recompute == "none":
+            return layer, 0.0
+        return layer, max(self._layer(layout, micro_batch, "none", experts) - layer, 0.0)
+
+    def _kept(self, layout: Layout, micro_batch: int, stage: int, layer: float) -> float:
+        """Returns the bytes of a stage that are kept until backward."""
         stages = stage_layers(self._model.layers, layout.pp, layout.chunks)
         microbatches = -(-self._workload.global_batch // (layout.dp * micro_batch))
         held = layout.rules.kept(layout.pipeline_size(microbatches), stage) / layout.chunks
-        experts = self._model.moe_layers > 0
-        layer = self._layer(layout, micro_batch, recompute, experts)
         kept = held * stages[stage] * layer
         if stage == layout.pp - 1:
             kept += self._model.mtp_layers * layer
-        working = 0.0
-        if recompute != "none":
-            working = self._layer(layout, micro_batch, "none", experts) - layer
         if stage == 0 and self._software(layout) in EAGER:
             stream = micro_batch * self._workload.seq * self._model.hidden / layout.cp
             kept += held * stream / (layout.tp if layout.sequence_parallel else 1)
-        return kept, max(working, 0.0)
+        return kept
 
     def _layer(self, layout: Layout, micro_batch: int, recompute: str, experts: bool) -> float:
         software = self._software(layout)

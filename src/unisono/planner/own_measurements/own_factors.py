@@ -32,20 +32,22 @@ class OwnFactors:
     """
 
     def __init__(self, runs: Sequence[OwnRun], sigma: Mapping[str, float]) -> None:
-        self.runs = tuple(runs)
+        self.runs, self._sigma = tuple(runs), sigma
         variances = np.array([sigma[name] ** 2 for name in PARTS])
         weights = np.array([run.causes.weights() for run in runs]).reshape(len(runs), len(PARTS))
         errors = np.array([run.error for run in runs])
-        single, rest = np.full(len(runs), sigma["run"] ** 2), errors
+        known = np.array([run.causes.single_variance(sigma) for run in runs])
+        single, rest = known, errors
         self._means, self._covariance = np.zeros(len(PARTS)), np.diag(variances)
         for _ in range(_ROUNDS if len(runs) else 0):
             common = weights * variances  # [runs, parts]
             gain = np.linalg.solve(common @ weights.T + np.diag(single), common).T
             self._means, self._covariance = gain @ errors, np.diag(variances) - gain @ common
             rest = errors - weights @ self._means
-            single = _variance(sigma["run"], rest)
-            variances[0] = _variance(sigma["source"], self._means[0])
-        self._single = (_FREEDOM * sigma["run"] ** 2 + rest @ rest) / (_FREEDOM + len(runs))
+            single = _variance(known, rest)
+            variances[0] = _variance(np.square(sigma["source"]), self._means[0])
+        # own runs that scatter more or less than those of published sources
+        self._scatter = (_FREEDOM + np.sum(rest**2 / known)) / (_FREEDOM + len(runs))
 
     def factors(self, properties: tuple[str, ...]) -> Mapping[str, float]:
         """Returns the factor of each group of kinds of time, for runs with these properties.
@@ -65,7 +67,10 @@ class OwnFactors:
     def deviation(self, causes: ErrorCauses) -> float:
         """Returns the standard deviation of the error of another run, after the factors."""
         weights = causes.weights()
-        return sqrt(float(weights @ self._covariance @ weights + self._single))
+        return sqrt(float(weights @ self._covariance @ weights + self._single(causes)))
+
+    def _single(self, causes: ErrorCauses) -> float:
+        return float(self._scatter * causes.single_variance(self._sigma))
 
     def ratio_deviation(self, causes: ErrorCauses, others: ErrorCauses) -> float:
         """Returns the standard deviation of the error of the ratio of two runs with the same device
@@ -73,12 +78,13 @@ class OwnFactors:
         as far as their shares agree.
         """
         weights = causes.weights() - others.weights()
-        return sqrt(float(weights @ self._covariance @ weights + 2 * self._single))
+        both = self._single(causes) + self._single(others)
+        return sqrt(float(weights @ self._covariance @ weights + both))
 
 
-def _variance(sigma: float, error: Floats) -> Floats:
+def _variance(known: Floats, error: Floats) -> Floats:
     """Returns the variance with which a normal distribution weighs an error as Student's does."""
-    found: Floats = (_FREEDOM * sigma**2 + np.square(error)) / (_FREEDOM + 1)
+    found: Floats = (_FREEDOM * known + np.square(error)) / (_FREEDOM + 1)
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import log, sqrt
 from typing import NamedTuple
 
@@ -44,8 +45,8 @@ class LayerStep(NamedTuple):
 
 
 class _StageLoad(NamedTuple):
-    """Seconds of one microbatch on one stage (layers, host, output, messages), and the number of
-    equal stages.
+    """Seconds of one microbatch on one stage (layers, host, output, messages, sums of gradients),
+    and the number of equal stages.
     """
 
     stages: int
@@ -54,6 +55,17 @@ class _StageLoad(NamedTuple):
     host_s: float
     output_s: float
     send_s: float
+    sums_s: float
+
+    @property
+    def seconds(self) -> float:
+        """All seconds."""
+        others_s = self.host_s + self.output_s + self.send_s + self.sums_s
+        return self.layers * sum(self.layer) + others_s
+
+
+_KnownSteps = dict[tuple[int, str], tuple[LayerStep, float]]
+"""The seconds of a layer by kind and their sum, for each micro batch and recomputation."""
 
 
 class StepModel:
@@ -82,7 +94,8 @@ class StepModel:
         host = HostOffload.of(cluster) if workload.offload else None
         self._updates = UpdateTimes(model, workload, self.kernels, self.exchanges, constants, host)
         self._layer_times: dict[Shape, LayerTimes] = {}
-        self._layer_steps: dict[tuple[object, ...], tuple[LayerStep, float]] = {}
+        self._layer_steps: dict[tuple[object, ...], _KnownSteps] = {}
+        self._unsharded: dict[tuple[object, ...], tuple[LayerStep, float]] = {}
         self._units: dict[tuple[object, ...], tuple[float, float]] = {}
         self._outputs: dict[tuple[int, float], float] = {}
 
@@ -112,10 +125,11 @@ class StepModel:
         """Returns the seconds of a step by kind; their sum is the step time."""
         stages = stage_layers(self.model.layers, layout.pp, layout.chunks)
         microbatches = self.workload.global_batch // (layout.dp * micro_batch) or 1
-        loads = self._stage_loads(layout, micro_batch, recompute, stages)
+        sums_s = self._updates.sums_s(layout, stages, microbatches)
+        loads = self._stage_loads(layout, micro_batch, recompute, stages, sums_s)
         whole_s, slowest_s, slowest = 0.0, -1.0, loads[0]
         for load in loads:
-            load_s = load.layers * sum(load.layer) + load.host_s + load.output_s + load.send_s
+            load_s = load.seconds
             whole_s += load.stages * load_s
             if load_s > slowest_s:
                 slowest_s, slowest = load_s, load
@@ -127,6 +141,7 @@ class StepModel:
         kinds["shards"] += microbatches * self._outer_units_s(layout)
         kinds["output"] = microbatches * slowest.output_s
         kinds["send"] = microbatches * slowest.send_s + self._fill_sends_s(layout, micro_batch)
+        kinds["sums"] = microbatches * slowest.sums_s
         again = 1.0 if recompute == "full" else 0.0
         share = layout.rules.bubble(layout.pipeline_size(microbatches), again)
         kinds["bubble"] = (whole_s - slowest_s) * share
@@ -149,7 +164,12 @@ class StepModel:
         return self.constants.eager_step_s if self._eager(layout) else self.constants.step_s
 
     def _stage_loads(
-        self, layout: Layout, micro_batch: int, recompute: str, stages: tuple[int, ...]
+        self,
+        layout: Layout,
+        micro_batch: int,
+        recompute: str,
+        stages: tuple[int, ...],
+        sums_s: float,
     ) -> list[_StageLoad]:
         """Returns the loads of a microbatch on each kind of stage."""
         output_s = self._output_s(layout, micro_batch * self.workload.seq / layout.cp)
@@ -160,7 +180,7 @@ class StepModel:
         for kind, count in stage_kinds(self.model, stages):
             layer = self._mixed_layer(layout, micro_batch, recompute, kind)
             last_s = output_s if kind.last else 0.0
-            found.append(_StageLoad(count, kind.layers, layer, host_s, last_s, send_s))
+            found.append(_StageLoad(count, kind.layers, layer, host_s, last_s, send_s, sums_s))
         return found
 
     def _mtp_s(self, layout: Layout, micro_batch: int, recompute: str, output_s: float) -> float:
@@ -168,7 +188,7 @@ class StepModel:
         model = self.model
         if not model.mtp_layers:
             return 0.0
-        layer_s = self.layer_s(layout, micro_batch, recompute, experts=model.experts > 0)
+        layer_s = self.layer_s(layout, experts=model.experts > 0)(micro_batch, recompute)
         tokens = micro_batch * self.workload.seq / layout.cp
         products_s = self.kernels.all_products_s(tokens, model.hidden / layout.tp, 2 * model.hidden)
         return model.mtp_layers * (layer_s + sum(products_s) + output_s)
@@ -195,11 +215,17 @@ class StepModel:
         self, layout: Layout, micro_batch: int, recompute: str, *, experts: bool
     ) -> LayerStep:
         """Returns the seconds of one layer and microbatch by kind."""
-        return self._layer(layout, micro_batch, recompute, experts)[0]
+        known = self._known_steps(layout, experts)
+        return self._layer(known, layout, micro_batch, recompute, experts)[0]
 
-    def layer_s(self, layout: Layout, micro_batch: int, recompute: str, *, experts: bool) -> float:
-        """Returns the seconds of one layer and microbatch."""
-        return self._layer(layout, micro_batch, recompute, experts)[1]
+    def layer_s(self, layout: Layout, *, experts: bool) -> Callable[[int, str], float]:
+        """Returns a function of the micro batch and the recomputation that returns the seconds of
+        one layer and microbatch.
+        """
+        known = self._known_steps(layout, experts)
+        return lambda micro_batch, recompute: self._layer(
+            known, layout, micro_batch, recompute, experts
+        )[1]
 
     def layer_key(self, layout: Layout, *, experts: bool) -> tuple[object, ...]:
         """Returns the settings of a layout that determine the times of a layer."""
@@ -216,19 +242,35 @@ class StepModel:
             self._software(layout),
         )
 
+    def _known_steps(self, layout: Layout, experts: bool) -> _KnownSteps:
+        return self._layer_steps.setdefault(self.layer_key(layout, experts=experts), {})
+
     def _layer(
-        self, layout: Layout, micro_batch: int, recompute: str, experts: bool
+        self, known: _KnownSteps, layout: Layout, micro_batch: int, recompute: str, experts: bool
     ) -> tuple[LayerStep, float]:
         """Returns the seconds of one layer and microbatch by kind, and their sum."""
-        key = self.layer_key(layout, experts=experts), micro_batch, recompute
-        found = self._layer_steps.get(key)
+        found = known.get((micro_batch, recompute))
         if found is None:
             shape = self.shape(layout, micro_batch, experts=experts)
             step = self._layer_step(shape, layout, recompute)
-            found = self._layer_steps[key] = step, sum(step)
+            found = known[micro_batch, recompute] = step, sum(step)
         return found
 
     def _layer_step(self, shape: Shape, layout: Layout, recompute: str) -> LayerStep:
+        key = shape, layout.rules.hides_exchanges, recompute
+        found = self._unsharded.get(key)
+        if found is None:
+            found = self._unsharded[key] = self._unsharded_step(shape, layout, recompute)
+        step, device_s = found
+        shards_s = self._shards_s(layout, shape, device_s)
+        return step._replace(shards=shards_s) if shards_s else step
+
+    def _unsharded_step(
+        self, shape: Shape, layout: Layout, recompute: str
+    ) -> tuple[LayerStep, float]:
+        """Returns the seconds of one layer and microbatch without exchanges of ZeRO-2 and 3, and
+        those that may hide these exchanges.
+        """
         times = self._times(shape)
         again_s = times.recomputed_s(recompute, shape.software)
         unfused = shape.software in EAGER
@@ -248,7 +290,6 @@ class StepModel:
         host_s = passes * times.launches_s
         # In each forward pass, the host waits for the number of tokens of each expert.
         waiting_s = max(host_s - device_s, (passes - 1) * times.expert_wait_s, 0.0)
-        shards_s = self._shards_s(layout, shape, device_s + waiting_s)
         found = LayerStep(
             matmul_s,
             attention_s,
@@ -257,12 +298,12 @@ class StepModel:
             tensor_s,
             context_s,
             expert_s,
-            shards_s,
+            0.0,
             waiting_s,
         )
         if shape.software == "megatron-deepspeed":
-            return LayerStep(*(each / self.constants.deepspeed_share for each in found))
-        return found
+            found = LayerStep(*(each / self.constants.deepspeed_share for each in found))
+        return found, device_s + waiting_s
 
     def _times(self, shape: Shape) -> LayerTimes:
         found = self._layer_times.get(shape)

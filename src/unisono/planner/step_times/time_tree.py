@@ -21,6 +21,7 @@ _TITLES = {
     "shards": "weights and gradients of ZeRO-2 and 3, exposed",
     "host": "waiting for the host to launch kernels",
     "send": "messages between stages, exposed",
+    "sums": "sums of gradients over microbatches",
     "bubble": "pipeline bubble",
     "gradients": "gradient exchange, exposed",
     "optimizer": "optimizer",

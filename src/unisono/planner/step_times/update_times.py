@@ -7,7 +7,7 @@ from unisono.planner.inputs.divided_parameters import DeviceParameters, stage_pa
 from unisono.planner.inputs.host_offload import HostOffload
 from unisono.planner.inputs.layout import Layout
 from unisono.planner.inputs.transformer import Transformer
-from unisono.planner.inputs.workload import EAGER, Workload
+from unisono.planner.inputs.workload import EAGER, SUMMING_PRODUCTS, Workload
 from unisono.planner.memory.zero_states import gradient_bytes
 from unisono.planner.step_times.exchange_times import ExchangeTimes
 from unisono.planner.step_times.kernel_times import KernelTimes
@@ -62,6 +62,22 @@ class UpdateTimes:
             return found + seconds
         overlapped_s = min(seconds * (1 - 1 / max(stages)), window_s)
         return found + seconds - overlapped_s * (1 - self._constants.overlap_slowdown)
+
+    def sums_s(self, layout: Layout, stages: tuple[int, ...], microbatches: int) -> float:
+        """Returns the mean seconds in which a microbatch's gradients are added to their sums.
+
+        Megatron-LM of 2021 adds all of them (`param.main_grad.add_` of its data parallelism), and
+        PyTorch all but those of the first microbatch. Since 2022, the products of Megatron-LM do it
+        (github NVIDIA/Megatron-LM, commits 83b1e42f30 and, for fp16, 07916bf245).
+        """
+        software = self._workload.software_of(layout)
+        if layout.microbatch_zero >= 2 or software in SUMMING_PRODUCTS or self._kernels.frozen:
+            return 0.0
+        parameters = sum(each.parameters for each in self._stage_groups(layout, stages))
+        # The gradient is read, and its sum is read and written.
+        nbytes = self._kernels.wide_bytes + 2 * self.reduced_bytes(layout)
+        share = 1.0 if software in EAGER else 1 - 1 / microbatches
+        return share * parameters * nbytes / self._kernels.memory_Bps
 
     def reduced_bytes(self, layout: Layout) -> int:
         """Returns the bytes of a parameter's gradient in the exchange."""
