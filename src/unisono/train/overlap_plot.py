@@ -1,0 +1,32 @@
+"""Draws the example of overlap over time."""
+
+from __future__ import annotations
+
+from unisono.figures import new_figure, svg_text
+from unisono.train.overlap import OverlapResult
+
+
+def overlap_svg(result: OverlapResult) -> str:
+    """Returns a picture of the last measured step of each case, as the text of an SVG file.
+
+    Each case has a row for its computation and one for its link, on one axis of time. Bars are
+    computed gradients and messages. Raises UnsupportedError without matplotlib.
+    """
+    figure = new_figure(11, 0.8 + 0.8 * len(result.cases))
+    axes = figure.subplots()
+    names: list[str] = []
+    for each in result.cases:
+        step = each.steps[-1]
+        computed = [
+            (1e3 * (end_s - result.example.compute_s), 1e3 * result.example.compute_s)
+            for end_s in step.computed_s
+        ]
+        sent = [(1e3 * use.begun_s, 1e3 * (use.ended_s - use.begun_s)) for use in step.link]
+        for row, bars, colour in (("computation", computed, "#8ecae6"), ("link", sent, "#ffb703")):
+            place = (len(names) - 0.4, 0.8)
+            axes.broken_barh(bars, place, color=colour, edgecolor="white", linewidth=0.3)
+            names.append(f"{each.case.name}: {row}")
+    axes.set_yticks(range(len(names)), names, size=8)
+    axes.invert_yaxis()
+    axes.set_xlabel("time (ms)")
+    return svg_text(figure)
