@@ -63,6 +63,8 @@ const visit = (address, until) => new Promise((done) => {
     do await new Promise((next) => setTimeout(next, 30));
     while (performance.now() < end && !links().length);
     if (until) await new Promise((next) => setTimeout(next, 2000));  // for the other results
+    const loads = inside.performance.getEntriesByType("resource")
+      .concat(inside.performance.getEntriesByType("navigation"));
     const missed = [];
     if (address === "zh/search.html") {
       const engine = new URL("../pagefind/pagefind.js", inside.location.href).href;
@@ -70,8 +72,6 @@ const visit = (address, until) => new Promise((done) => {
       for (const term of TERMS)
         if (!(await pagefind.search(inside.eval("query")(term))).results.length) missed.push(term);
     }
-    const loads = inside.performance.getEntriesByType("resource")
-      .concat(inside.performance.getEntriesByType("navigation"));
     done({
       missed, wrong: inside.wrong, links: links(), title: inside.document.title,
       bytes: loads.reduce((sum, load) => sum + load.decodedBodySize, 0),

@@ -9,18 +9,15 @@ from unisono.train.overlap import OverlapResult
 def overlap_svg(result: OverlapResult) -> str:
     """Returns a picture of the last measured step of each case, as the text of an SVG file.
 
-    Each case has a row for its computation and one for its link, on one axis of time. Bars are
-    computed gradients and messages. Raises UnsupportedError without matplotlib.
+    Each case has a row for its computation and one for its link, on one axis of time. Each bar
+    of a link is a message. Raises UnsupportedError without matplotlib.
     """
     figure = new_figure(11, 0.8 + 0.8 * len(result.cases))
     axes = figure.subplots()
     names: list[str] = []
     for each in result.cases:
         step = each.steps[-1]
-        computed = [
-            (1e3 * (end_s - result.example.compute_s), 1e3 * result.example.compute_s)
-            for end_s in step.computed_s
-        ]
+        computed = [(0.0, 1e3 * step.computed_s[-1])]
         sent = [(1e3 * use.begun_s, 1e3 * (use.ended_s - use.begun_s)) for use in step.link]
         for row, bars, colour in (("computation", computed, "#8ecae6"), ("link", sent, "#ffb703")):
             place = (len(names) - 0.4, 0.8)

@@ -149,8 +149,8 @@ def _(fused, fused_ms, mo):
     mo.md(f"""
     Predicted: {fused.value} s. Computed: **{fused_ms / 1000:.0f} s**. Fusion removes 11 of 12 latencies; the bytes remain. The table shows the
     same for 24 layers of 4 gradients, with an exchange 5 times as long as a computation. "Best buckets" are those that end the step
-    first; the first buckets are small, so that the link begins early. In the picture, a blue bar is a computed gradient, and an orange bar
-    is a message: with overlap, the link works while gradients are computed.
+    first; the first buckets are small, so that the link begins early. In the picture, blue is the computation of
+    all gradients, and each orange bar is a message: with overlap, the link works while gradients are computed.
     """)
     return
 
