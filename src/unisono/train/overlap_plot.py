@@ -7,7 +7,7 @@ from unisono.train.overlap import OverlapResult
 
 
 def overlap_svg(result: OverlapResult) -> str:
-    """Returns a picture of the last measured step of each case, as the text of an SVG file.
+    """Returns a picture of the fastest measured step of each case, as the text of an SVG file.
 
     Each case has a row for its computation and one for its link, on one axis of time. Each bar
     of a link is a message. Raises UnsupportedError without matplotlib.
@@ -16,12 +16,16 @@ def overlap_svg(result: OverlapResult) -> str:
     axes = figure.subplots()
     names: list[str] = []
     for each in result.cases:
-        step = each.steps[-1]
+        step = min(each.steps, key=lambda step: step.seconds)
         computed = [(0.0, 1e3 * step.computed_s[-1])]
         sent = [(1e3 * use.begun_s, 1e3 * (use.ended_s - use.begun_s)) for use in step.link]
-        for row, bars, colour in (("computation", computed, "#8ecae6"), ("link", sent, "#ffb703")):
+        rows = (
+            ("computation", computed, ["#8ecae6"]),
+            ("link", sent, ["#ffb703", "#fb8500"]),  # neighbours differ
+        )
+        for row, bars, colours in rows:
             place = (len(names) - 0.4, 0.8)
-            axes.broken_barh(bars, place, color=colour, edgecolor="white", linewidth=0.3)
+            axes.broken_barh(bars, place, color=colours)
             names.append(f"{each.case.name}: {row}")
     axes.set_yticks(range(len(names)), names, size=8)
     axes.invert_yaxis()
