@@ -37,6 +37,7 @@ def svg_text(figure: Figure) -> str:
     """Returns a figure as the text of an SVG file. Its words stay text, which is short."""
     import matplotlib
 
-    with BytesIO() as file, matplotlib.rc_context({"svg.fonttype": "none"}):
+    short = {"svg.fonttype": "none", "font.sans-serif": ["DejaVu Sans"]}
+    with BytesIO() as file, matplotlib.rc_context(short):
         figure.savefig(file, format="svg")
         return file.getvalue().decode()
