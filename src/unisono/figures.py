@@ -37,7 +37,9 @@ def svg_text(figure: Figure) -> str:
     """Returns a figure as the text of an SVG file. Its words stay text, which is short."""
     import matplotlib
 
-    short = {"svg.fonttype": "none", "font.sans-serif": ["DejaVu Sans"]}
-    with BytesIO() as file, matplotlib.rc_context(short):
+    with (
+        BytesIO() as file,
+        matplotlib.rc_context({"svg.fonttype": "none", "font.sans-serif": ["DejaVu Sans"]}),
+    ):
         figure.savefig(file, format="svg")
         return file.getvalue().decode()
