@@ -13,7 +13,7 @@ CPP_BUILD := build/dev
 CPP_FILES = $(shell find csrc -name '*.cc' -o -name '*.h')
 
 .PHONY: demo test check format fix lint types imports unit optional cpp sanitize fuzz aarch64 torch-versions bench \
-  integrations test-integrations soak wheels test-wheels site clean help
+  integrations test-integrations soak wheels test-wheels test-labs site clean help
 
 help:  ## list all targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -95,6 +95,9 @@ integrations: $(READY)  ## train with real frameworks over gloo and unisono (FRA
 
 test-integrations: $(READY)  ## run the tests of the frameworks in their environments (FRAMEWORKS=torchft: only some)
 	$(BIN)/python benchmarks/integrations/run.py --test $(FRAMEWORKS)
+
+test-labs: $(READY)  ## install the extra `learn` into a new environment, and run all labs there
+	$(BIN)/python tests/course/fresh_install.py
 
 site: $(BIN)/.site  ## build the site of documentation and course into build/site, in English and Chinese
 	$(BIN)/python docs/site/build.py build/site

@@ -14,6 +14,7 @@ from pathlib import Path
 import labs
 import reference
 from contents import COURSE, LANGUAGES, SECTIONS
+from indexing import index
 from links import broken
 from slim import slim
 from staging import Staging, place
@@ -33,7 +34,7 @@ def main() -> None:
         sphinx = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-c", str(_HERE)]
         run([*sphinx, "-d", str(work / f"doctrees-{language}"), str(source), str(target)], language)
     slim(site)
-    run([sys.executable, "-m", "pagefind", "--site", str(site), "--quiet"])
+    index(site, work / "index")
     if lines := broken(site):
         sys.exit("Broken links:\n" + "\n".join(lines))
     print(f"The site is in {site}: python -m http.server --directory {site}")
@@ -43,14 +44,14 @@ def stage(language: str, folder: Path, players: Path) -> Path:
     """Writes the source of one language's pages. Returns its folder."""
     staging = Staging(language, folder)
     staging.copy()
-    index = folder / "index.md"
+    start = folder / "index.md"
     trees = [_tree(title, [place(page) for page in pages]) for title, pages in SECTIONS[language]]
     labs.write(language, staging.write, players)
     trees.insert(0, _tree(COURSE[language], [f"course/{each.name}.md" for each in chapters()]))
     if language == "en":
         reference.write(staging.write)
-        trees.insert(5, _tree("Reference", [f"reference/{name}.md" for name in reference.MODULES]))
-    index.write_text(index.read_text() + "".join(trees))
+        trees.insert(6, _tree("Reference", [f"reference/{name}.md" for name in reference.MODULES]))
+    start.write_text(start.read_text() + "".join(trees))
     return folder
 
 

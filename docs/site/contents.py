@@ -17,6 +17,20 @@ COURSE: Final = {"en": "Course", "zh": "课程"}
 SECTIONS: Final[dict[str, list[Section]]] = {
     "en": [
         (
+            "How to",
+            [
+                "docs/guides/torch.md",
+                "docs/guides/gloo.md",
+                "docs/guides/jax.md",
+                "docs/guides/hosts.md",
+                "docs/guides/tls.md",
+                "docs/guides/failures.md",
+                "docs/guides/tune.md",
+                "docs/guides/algorithm.md",
+                "docs/guides/plan.md",
+            ],
+        ),
+        (
             "Users: train",
             [
                 "README.md",

@@ -7,6 +7,7 @@ from pathlib import Path
 
 _RULES = (
     (re.compile(r"<(t[dh])([^>]*)><p>((?:(?!</?p>).)*)</p>\s*</t[dh]>", re.S), r"<\1\2>\3</\1>"),
+    (re.compile(r"(</t[dhr]>)\n"), r"\1"),
     (re.compile(r'<tr class="row-(?:even|odd)">'), "<tr>"),
     (re.compile(r'<span class="[wnp]">([^<]*)</span>'), r"\1"),
     (re.compile(r'<span class="pre">([^<]*)</span>'), r"\1"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import util
+from io import BytesIO
 from typing import TYPE_CHECKING
 
 from unisono.errors import UnsupportedError
@@ -30,3 +31,15 @@ def new_figure(width: float, height: float) -> Figure:
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
+
+
+def svg_text(figure: Figure) -> str:
+    """Returns a figure as the text of an SVG file. Its words stay text, which is short."""
+    import matplotlib
+
+    with (
+        BytesIO() as file,
+        matplotlib.rc_context({"svg.fonttype": "none", "font.sans-serif": ["DejaVu Sans"]}),
+    ):
+        figure.savefig(file, format="svg")
+        return file.getvalue().decode()

@@ -5,6 +5,7 @@ request to another server, no heavy page, and a search that finds words in both 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
+GLOSSARY = (ROOT / "docs/zh/glossary.md").read_text()
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 PAGE_BYTES, PLAYER_BYTES = 300_000, 1_000_000
 SEARCHES = {
@@ -26,6 +28,12 @@ SEARCHES = {
     "zh/search.html?q=集合通信库": "/zh/",
     "zh/search.html?q=流水并行": "zh/course/",
 }
+TERMS = [
+    term
+    for row in re.findall(r"^\| ([^|]*[\u4e00-\u9fff][^|]*) \|", GLOSSARY, re.MULTILINE)
+    for term in re.split("[、，；：（）()]", row)
+    if term and row != "中文"
+]
 BROWSER_S, BUILD_S = 300, 900
 
 pytestmark = [
@@ -57,8 +65,15 @@ const visit = (address, until) => new Promise((done) => {
     if (until) await new Promise((next) => setTimeout(next, 2000));  // for the other results
     const loads = inside.performance.getEntriesByType("resource")
       .concat(inside.performance.getEntriesByType("navigation"));
+    const missed = [];
+    if (address === "zh/search.html") {
+      const engine = new URL("../pagefind/pagefind.js", inside.location.href).href;
+      const pagefind = await inside.eval(`import("${engine}")`);
+      for (const term of TERMS)
+        if (!(await pagefind.search(inside.eval("query")(term))).results.length) missed.push(term);
+    }
     done({
-      wrong: inside.wrong, links: links(), title: inside.document.title,
+      missed, wrong: inside.wrong, links: links(), title: inside.document.title,
       bytes: loads.reduce((sum, load) => sum + load.decodedBodySize, 0),
       foreign: loads.map((load) => load.name).filter((name) => !name.startsWith(location.origin)),
       players: inside.document.querySelectorAll("iframe").length,
@@ -124,7 +139,8 @@ def visits(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dic
     """Returns the report of each page and search."""
     pages = [str(path.relative_to(site)) for path in sorted(site.rglob("*.html"))]
     frames = [page for page in pages if "/players/" not in f"/{page}"]
-    Server.harness = HARNESS.replace("ADDRESSES", json.dumps([*frames, *SEARCHES]))
+    visited, terms = json.dumps([*frames, *SEARCHES]), json.dumps(TERMS)
+    Server.harness = HARNESS.replace("ADDRESSES", visited).replace("TERMS", terms)
     profile = tmp_path_factory.mktemp("profile")
     assert CHROMIUM is not None
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Server, directory=site)) as server:
@@ -169,6 +185,11 @@ def test_both_languages_find_words(visits: dict[str, Any]) -> None:
     for search, wanted in SEARCHES.items():
         links = visits[search]["links"]
         assert any(wanted in link for link in links), (search, links)
+
+
+def test_the_search_finds_each_term_of_the_chinese_glossary(visits: dict[str, Any]) -> None:
+    assert len(TERMS) > 90
+    assert visits["zh/search.html"]["missed"] == []
 
 
 def test_each_page_has_a_title_of_its_own_language(visits: dict[str, Any]) -> None:

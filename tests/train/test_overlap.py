@@ -10,7 +10,14 @@ from itertools import pairwise
 
 import pytest
 
-from unisono.train import Example, hidden_line, overlap_json, overlap_trace, run_overlap
+from unisono.train import (
+    Example,
+    hidden_line,
+    overlap_json,
+    overlap_svg,
+    overlap_trace,
+    run_overlap,
+)
 from unisono.train.overlap import cases_of
 
 
@@ -58,6 +65,8 @@ def test_all_cases_run_and_take_no_less_than_the_link() -> None:
     document = json.loads(json.dumps(overlap_json([result])))
     assert len(document["results"][0]["cases"]) == 5
     check_trace(json.loads(overlap_trace([result])))
+    drawing = overlap_svg(result)
+    assert all(f"{each.case.name}: link<" in drawing for each in result.cases)
 
 
 def check_trace(trace: dict[str, list[dict[str, object]]]) -> None:

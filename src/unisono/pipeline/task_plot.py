@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from unisono.figures import new_figure
+from unisono.figures import new_figure, svg_text
 from unisono.pipeline.task_run import TaskRun
 
 _COLOURS = {"F": "#8ecae6", "B": "#ffb703", "I": "#ffb703", "W": "#90be6d"}
@@ -29,9 +28,7 @@ def task_svg(runs: Mapping[str, TaskRun]) -> str:
 
     Raises UnsupportedError without matplotlib.
     """
-    with BytesIO() as file:
-        _figure(runs).savefig(file, format="svg")
-        return file.getvalue().decode()
+    return svg_text(_figure(runs))
 
 
 def _figure(runs: Mapping[str, TaskRun]) -> Any:

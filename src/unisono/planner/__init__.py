@@ -22,7 +22,7 @@ from unisono.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from unisono.planner import recommendation
-    from unisono.planner.bottleneck_plot import save_bottleneck_plot
+    from unisono.planner.bottleneck_plot import bottleneck_svg, save_bottleneck_plot
     from unisono.planner.checkpoint_interval import CheckpointPlan, checkpoint_plan
     from unisono.planner.inputs.device_cluster import Cluster
     from unisono.planner.inputs.devices import Device, catalogue
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from unisono.planner.training_cost import training_run, training_seconds
 
 _NAMES = {
-    "bottleneck_plot": ("save_bottleneck_plot",),
+    "bottleneck_plot": ("bottleneck_svg", "save_bottleneck_plot"),
     "checkpoint_interval": (
         "CheckpointPlan",
         "checkpoint_plan",
@@ -112,6 +112,7 @@ __all__ = [
     "SearchCounts",
     "Transformer",
     "Workload",
+    "bottleneck_svg",
     "calibrate",
     "catalogue",
     "checkpoint_plan",

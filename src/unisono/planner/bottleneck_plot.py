@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from unisono.figures import new_figure
+from unisono.figures import new_figure, svg_text
 from unisono.planner.prediction import Prediction
 
 _COMPUTATION = (
@@ -26,6 +26,15 @@ def save_bottleneck_plot(
     computation does not hide. Tuning: all predictions with their intervals, best first. Raises
     UnsupportedError without matplotlib.
     """
+    _figure(predictions, title).savefig(path, dpi=120)
+
+
+def bottleneck_svg(predictions: Sequence[Prediction], *, title: str = "") -> str:
+    """Returns the picture of `save_bottleneck_plot` as the text of an SVG file."""
+    return svg_text(_figure(predictions, title))
+
+
+def _figure(predictions: Sequence[Prediction], title: str) -> Any:
     best = predictions[0]
     figure = new_figure(11, 8)
     figure.suptitle(f"{title}: {best.layout.text()}" if title else best.layout.text())
@@ -44,7 +53,7 @@ def save_bottleneck_plot(
         communication, exchanges, f"communication: {share:.1%} of a step, not hidden", best.step_s
     )
     _draw_layouts(tuning, predictions[:_MOST_LAYOUTS])
-    figure.savefig(path, dpi=120)
+    return figure
 
 
 def _draw_memory(axes: Any, best: Prediction) -> None:

@@ -4,7 +4,7 @@
 never import torch. `rank_starter` starts the ranks. `worker`, `training_loop`, `communication`,
 `replicas`, `digits_task` and `text_task` run on every rank. The modules `layout_*` train one task
 with one layout of `unisono.parallel`. `overlap` is an example of overlap and fusion, without torch;
-`overlap_report` is its report.
+`overlap_report` and `overlap_plot` are its report.
 """
 
 from unisono.train.events import Event, Stepped
@@ -18,6 +18,7 @@ from unisono.train.layout_report import (
 )
 from unisono.train.layout_settings import LayoutRun, LayoutTask
 from unisono.train.overlap import Example, OverlapResult, run_overlap
+from unisono.train.overlap_plot import overlap_svg
 from unisono.train.overlap_report import (
     FULL_SCALE,
     hidden_line,
@@ -48,6 +49,7 @@ __all__ = [
     "launch_layout",
     "loss_line",
     "overlap_json",
+    "overlap_svg",
     "overlap_table",
     "overlap_trace",
     "run_overlap",

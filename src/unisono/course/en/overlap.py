@@ -9,9 +9,9 @@ app = marimo.App(app_title="Overlap of computation and communication")
 def _():
     import marimo as mo
 
-    from unisono.course import ask, wait_for
+    from unisono.course import ask, picture, wait_for
 
-    return ask, mo, wait_for
+    return ask, mo, picture, wait_for
 
 
 @app.cell(hide_code=True)
@@ -114,7 +114,7 @@ def _(mo):
 @app.cell
 def _(fused, step_ms, wait_for):
     wait_for(fused)
-    from unisono.train.overlap import Example, run_overlap
+    from unisono.train import Example, overlap_svg, run_overlap
 
     bucket_ms = 250 + 12 * 250
     fused_ms = step_ms(96, 12, bucket_ms, overlaps=True)
@@ -125,7 +125,8 @@ def _(fused, step_ms, wait_for):
         each.case.name: (1e3 * each.predicted_s, 1e3 * each.measured_s, len(each.case.ends))
         for each in measured.cases
     }
-    return fused_ms, predicted_and_measured_ms
+    timeline = overlap_svg(measured)
+    return fused_ms, predicted_and_measured_ms, timeline
 
 
 @app.cell(hide_code=True)
@@ -137,12 +138,19 @@ def _(mo, predicted_and_measured_ms):
     return
 
 
+@app.cell
+def _(picture, timeline):
+    picture(timeline)
+    return
+
+
 @app.cell(hide_code=True)
 def _(fused, fused_ms, mo):
     mo.md(f"""
     Predicted: {fused.value} s. Computed: **{fused_ms / 1000:.0f} s**. Fusion removes 11 of 12 latencies; the bytes remain. The table shows the
     same for 24 layers of 4 gradients, with an exchange 5 times as long as a computation. "Best buckets" are those that end the step
-    first; the first buckets are small, so that the link begins early.
+    first; the first buckets are small, so that the link begins early. In the picture, blue is the computation of
+    all gradients, and each orange bar is a message: with overlap, the link works while gradients are computed.
     """)
     return
 

@@ -9,9 +9,9 @@ app = marimo.App(app_title="The four walls, and trust in a prediction")
 def _():
     import marimo as mo
 
-    from unisono.course import ask, wait_for
+    from unisono.course import ask, picture, wait_for
 
-    return ask, mo, wait_for
+    return ask, mo, picture, wait_for
 
 
 @app.cell(hide_code=True)
@@ -110,7 +110,7 @@ def _(factor, planner, time, wait_for):
     fastest = {count: found[0] for count, found in best.items()}
     throughput = {count: 512 / found.prediction.step_s / count for count, found in fastest.items()}
     scale_factor = {count: each / throughput[64] for count, each in throughput.items()}
-    return fastest, scale_factor, search_s
+    return best, fastest, scale_factor, search_s
 
 
 @app.cell(hide_code=True)
@@ -135,7 +135,16 @@ def _(factor, fastest, mo, scale_factor, search_s):
 
     The **tuning wall**: the search above considered every layout of four clusters in {search_s:.1f} s. On a real cluster, one try of one
     layout takes minutes on all devices.
+
+    The picture has one panel for each wall. The first three show the fastest layout on 512 devices, the last compares it with the next ones.
     """)
+    return
+
+
+@app.cell
+def _(best, picture, planner):
+    of_512 = [found.prediction for found in best[512]]
+    picture(planner.bottleneck_svg(of_512, title="GPT-3 22B on 512 A100"))
     return
 
 

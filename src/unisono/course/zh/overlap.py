@@ -9,9 +9,9 @@ app = marimo.App(app_title="计算与通信的重叠")
 def _():
     import marimo as mo
 
-    from unisono.course import ask, wait_for
+    from unisono.course import ask, picture, wait_for
 
-    return ask, mo, wait_for
+    return ask, mo, picture, wait_for
 
 
 @app.cell(hide_code=True)
@@ -113,7 +113,7 @@ def _(mo):
 @app.cell
 def _(fused, step_ms, wait_for):
     wait_for(fused)
-    from unisono.train.overlap import Example, run_overlap
+    from unisono.train import Example, overlap_svg, run_overlap
 
     bucket_ms = 250 + 12 * 250
     fused_ms = step_ms(96, 12, bucket_ms, overlaps=True)
@@ -124,7 +124,8 @@ def _(fused, step_ms, wait_for):
         each.case.name: (1e3 * each.predicted_s, 1e3 * each.measured_s, len(each.case.ends))
         for each in measured.cases
     }
-    return fused_ms, predicted_and_measured_ms
+    timeline = overlap_svg(measured)
+    return fused_ms, predicted_and_measured_ms, timeline
 
 
 @app.cell(hide_code=True)
@@ -136,11 +137,18 @@ def _(mo, predicted_and_measured_ms):
     return
 
 
+@app.cell
+def _(picture, timeline):
+    picture(timeline)
+    return
+
+
 @app.cell(hide_code=True)
 def _(fused, fused_ms, mo):
     mo.md(f"""
     预测：{fused.value} s。计算结果：**{fused_ms / 1000:.0f} s**。融合消除了 12 次时延中的 11 次，字节数不变。表中是同样的实验：24 层，每层 4 个
-    梯度，交换时间是计算时间的 5 倍。“best buckets” 是使一步最早结束的分桶方法；前面的桶较小，使链路尽早开始工作。
+    梯度，交换时间是计算时间的 5 倍。“best buckets” 是使一步最早结束的分桶方法；前面的桶较小，使链路尽早开始工作。图中蓝条是全部梯度的计算，每个橙条是一条消息：
+    有重叠时，链路在计算梯度的同时工作。
     """)
     return
 

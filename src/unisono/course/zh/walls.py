@@ -9,9 +9,9 @@ app = marimo.App(app_title="四堵墙，以及预测的可信度")
 def _():
     import marimo as mo
 
-    from unisono.course import ask, wait_for
+    from unisono.course import ask, picture, wait_for
 
-    return ask, mo, wait_for
+    return ask, mo, picture, wait_for
 
 
 @app.cell(hide_code=True)
@@ -108,7 +108,7 @@ def _(factor, planner, time, wait_for):
     fastest = {count: found[0] for count, found in best.items()}
     throughput = {count: 512 / found.prediction.step_s / count for count, found in fastest.items()}
     scale_factor = {count: each / throughput[64] for count, each in throughput.items()}
-    return fastest, scale_factor, search_s
+    return best, fastest, scale_factor, search_s
 
 
 @app.cell(hide_code=True)
@@ -131,7 +131,16 @@ def _(factor, fastest, mo, scale_factor, search_s):
     **性能墙**：在 64 块 A100 能完成的运算中，这种布局用上了 {fastest[64].prediction.mfu:.0%}（MFU）。其余时间用于访存、交换和等待。
 
     **调优墙**：上面的搜索在 {search_s:.1f} s 内考虑了四个集群的所有布局。在真实集群上，试一种布局就要占用所有设备几分钟。
+
+    下图中每一堵墙有一个小图。前三个属于 512 个设备上最快的布局，最后一个把它与其后的布局相比较。
     """)
+    return
+
+
+@app.cell
+def _(best, picture, planner):
+    of_512 = [found.prediction for found in best[512]]
+    picture(planner.bottleneck_svg(of_512, title="GPT-3 22B on 512 A100"))
     return
 
 
