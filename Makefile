@@ -43,10 +43,10 @@ imports: $(READY)  ## check the import contracts of pyproject.toml
 	$(BIN)/lint-imports
 
 unit: $(READY)  ## run all Python tests except the slow tests
-	$(BIN)/pytest -q -m "not slow" --numprocesses $(JOBS) --dist loadfile
+	$(BIN)/pytest -q -m "not slow" --numprocesses $(JOBS) --dist worksteal
 
 optional: $(READY)  ## run the tests that use what a machine may lack (iperf3, chromium, transformers, ...)
-	$(BIN)/pytest -q -m "not slow and (lab or program or optional)" --numprocesses $(JOBS) --dist loadfile
+	$(BIN)/pytest -q -m "not slow and (lab or program or optional)" --numprocesses $(JOBS) --dist worksteal
 
 soak: $(READY)  ## run the slow Python tests
 	$(BIN)/pytest -q -m slow --timeout 1200

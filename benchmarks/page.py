@@ -23,7 +23,7 @@ from interfaces_page import (
 )
 from model_layouts_page import render_model_layouts
 from p2p_page import render_p2p
-from peers_page import PEERS_PREFIX, render_peers
+from peers_page import PEERS_PREFIX, render_peers, render_puts
 from published_page import render_published
 from results_page import render_page
 from shared_arrays_page import render_shared_arrays
@@ -38,6 +38,7 @@ APIS = ("native", "torch")
 SECTIONS: Mapping[str, tuple[str, Callable[[Any], list[str]]]] = {
     "Installation": ("install-time", render_install),
     "Shared arrays": ("shared-arrays", render_shared_arrays),
+    "One-sided access": ("put", render_puts),
     "JAX": ("jax-collectives", render_jax),
     "JAX: wrong sums": ("jax-scatters", render_jax_scatters),
     "JAX: a training step": ("jax-transformer", render_jax_transformer),

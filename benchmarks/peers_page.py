@@ -1,4 +1,5 @@
-"""The part of benchmarks/RESULTS.md about the libraries that `sweep.py --peers` names."""
+"""The parts of benchmarks/RESULTS.md about the libraries that `sweep.py --peers` names, and about
+one-sided access."""
 
 from __future__ import annotations
 
@@ -16,6 +17,9 @@ PEERS_PREFIX = "peers-"
 """The beginning of the names of the results files."""
 WANTED = {INTEL: 2.0, "openmpi": 3.0, "mpich": 3.0}
 """By library: the target of the geometric mean of its time over ours."""
+
+PUT_SIZES, WANTED_PUT = (8, 1 << 20), 2.0
+"""Sizes of a put with a target, and the target of MPI's time over ours."""
 
 
 def render_peers(documents: list[dict[str, Any]]) -> list[str]:
@@ -70,3 +74,25 @@ def _targets(samples: list[Sample], peer: str) -> list[str]:
         ),
         target_row(f"rows in which {peer} is faster", "0 rows", shown, not behind),
     ]
+
+
+def render_puts(document: dict[str, Any]) -> list[str]:
+    """Renders the JSON results of `unisono bench put` as Markdown."""
+    samples = samples_of(document)
+    peers = [name for name in document["geometric_mean"] if name not in OURS and name != "memory"]
+    lines = [
+        f"`{' '.join(document['command'])}`: every rank writes to the next rank, ours by `put` with a",
+        "signal, MPI by `Put` and `Flush`. The memory's limit is one copy.",
+        "",
+        *HEAD,
+    ]
+    for sample in samples:
+        if sample.size_bytes not in PUT_SIZES:
+            continue
+        for peer in peers:
+            name = f"put of {format_size(sample.size_bytes)}: {peer}'s time over ours"
+            ratio = sample.ratio(peer) or 0.0
+            lines.append(
+                target_row(name, f">= {WANTED_PUT:g}", f"{ratio:.2f}", ratio >= WANTED_PUT)
+            )
+    return [*lines, "", *render_table(samples)]

@@ -103,4 +103,4 @@ def test_calls_of_the_library_have_a_row_of_their_own(ranks: int) -> None:
     row, calls_made, sent, received = internal_volume(40, ranks=ranks)
     assert (COUNTER_ROWS[row], calls_made) == ("internal", 1)
     assert sent == received == 40 * (ranks - 1)
-    assert len(COUNTER_ROWS) == len(set(COUNTER_ROWS)) == len(Op) + 3
+    assert len(COUNTER_ROWS) == len(set(COUNTER_ROWS)) == len(Op) + 7

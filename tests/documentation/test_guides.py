@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,12 +63,16 @@ def test_the_planner_page_begins_with_the_output_of_its_first_command(tmp_path: 
 
 
 def guides() -> list[Any]:
-    """Returns the guides. One that installs a package with pip needs this package here."""
-    optional = {path for path in GUIDES if "pip install" in path.read_text()}
-    return [
-        pytest.param(path, id=path.stem, marks=[pytest.mark.optional] if path in optional else [])
-        for path in GUIDES
-    ]
+    """Returns the guides, marked with what they need: this package from pip, or openssl."""
+    return [pytest.param(path, id=path.stem, marks=list(marks_of(path))) for path in GUIDES]
+
+
+def marks_of(guide: Path) -> Iterator[Any]:
+    text = guide.read_text()
+    if "pip install" in text:
+        yield pytest.mark.optional
+    if "openssl " in text:
+        yield pytest.mark.program("openssl")
 
 
 @pytest.mark.parametrize("guide", guides())

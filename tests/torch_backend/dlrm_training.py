@@ -74,5 +74,5 @@ def compare_dlrm(
         lambda: functional.binary_cross_entropy_with_logits,
         click_batches(shape, samples),
         microbatches=microbatches,
-        clip=0.05,
+        clip=0.01,
     )

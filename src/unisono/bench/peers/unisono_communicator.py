@@ -93,6 +93,8 @@ def bind(comm: Communicator, case: Case, x: Array, out: Array, **options: Any) -
     `Peer.bind`."""
     if case.operation.paired:
         return partial(exchange(comm, case, x, out), 1)
+    if case.op == "put":
+        return partial(_put_once, comm, case, x, out)
     if case.dtype in BIT_PATTERNS:
         x, out = _from_bits(x, case.dtype), _from_bits(out, case.dtype)
     operation = case.operation
@@ -146,6 +148,13 @@ def _uneven_arguments(comm: Communicator, case: Case, x: Array, out: Array) -> l
         case "all_to_all_v":
             return [x, own, own, out]
     return [x, shares, case.root, out]
+
+
+def _put_once(comm: Communicator, case: Case, x: Array, out: Array) -> None:
+    puts = Puts(comm, case, x, out)
+    puts(1)
+    puts.store()
+    puts.close()
 
 
 def _shift(comm: Communicator, x: Array, out: Array) -> None:
