@@ -81,8 +81,8 @@ def render_puts(document: dict[str, Any]) -> list[str]:
     samples = samples_of(document)
     peers = [name for name in document["geometric_mean"] if name not in OURS and name != "memory"]
     lines = [
-        f"`{' '.join(document['command'])}`: every rank writes to the next rank, ours by `put` with",
-        "a signal, MPI by `Put` and `Flush`. The memory's limit is one copy.",
+        f"`{' '.join(document['command'])}`: every rank writes to the next rank, ours by `put`",
+        "with a signal, MPI by `Put` and `Flush`. The memory's limit is one copy.",
         "",
         *HEAD,
     ]
