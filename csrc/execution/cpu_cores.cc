@@ -75,7 +75,9 @@ unsigned usable_cores() noexcept {
 }
 
 uint64_t private_cache_bytes() noexcept {
-    return static_cast<uint64_t>(std::max(0L, ::sysconf(_SC_LEVEL2_CACHE_SIZE)));
+    // The size is read once, because every call of one block needs it.
+    static const auto bytes = static_cast<uint64_t>(std::max(0L, ::sysconf(_SC_LEVEL2_CACHE_SIZE)));
+    return bytes;
 }
 
 uint64_t last_level_cache_bytes() {

@@ -231,9 +231,8 @@ void Executor::abandon(const Execution& call, const char* why) noexcept {
     // Peers that read the memory after this find the failure; see await_readers().
     if (call.args.in_heaps && call.plan->writes_back) {
         for (const Piece& piece : call.out) heap_.detach(piece.data, piece.bytes);
-    } else {
-        heap_.detach_exposed();
     }
+    heap_.detach_exposed();
 }
 
 bool Executor::run_steps(Wait wait) {

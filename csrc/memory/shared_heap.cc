@@ -196,21 +196,19 @@ void SharedHeap::conceal(const HeapRange& range) noexcept {
 
 void SharedHeap::detach(const std::byte* memory, uint64_t bytes) noexcept {
     const std::lock_guard lock(mutex_);
-    if (own_) {
-        const auto offset =
-            reinterpret_cast<uintptr_t>(memory) - reinterpret_cast<uintptr_t>(own_->base());
-        if (offset < own_->bytes()) detach_locked({offset, bytes});
-    }
-    for (const HeapRange& range : exposed_) detach_locked(range);
+    if (!own_) return;
+    const auto offset =
+        reinterpret_cast<uintptr_t>(memory) - reinterpret_cast<uintptr_t>(own_->base());
+    if (offset < own_->bytes()) detach_locked({offset, bytes});
 }
 
 void SharedHeap::detach_exposed() noexcept {
     const std::lock_guard lock(mutex_);
     for (const HeapRange& range : exposed_) detach_locked(range);
+    exposed_.clear();
 }
 
 void SharedHeap::detach_locked(const HeapRange& range) noexcept {
-    if (!own_) return;
     own_->detach(range.offset, range.bytes);
     own_base_.store(nullptr);
     detached_ = true;

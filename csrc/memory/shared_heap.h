@@ -89,16 +89,17 @@ class SharedHeap {
     // Records a range of this rank's heap that peers may access outside of calls, until conceal().
     void expose(const HeapRange& range);
     void conceal(const HeapRange& range) noexcept;
-    // Detaches the memory of a call that failed, and all exposed ranges. The group is then of no
-    // more use, so new arrays are refused.
+    // Detaches the memory of a call that failed. The group is then of no more use, so new arrays
+    // are refused.
     void detach(const std::byte* memory, uint64_t bytes) noexcept;
+    // Detaches all exposed ranges of a failed group; a second call finds none.
     void detach_exposed() noexcept;
     // Returns memory of a rank of this host. Throws Error if the range is not inside the heap, or
     // cannot be mapped.
     [[nodiscard]] std::byte* at(uint32_t rank, uint64_t offset, uint64_t bytes);
 
   private:
-    void detach_locked(const HeapRange& range) noexcept;
+    void detach_locked(const HeapRange& range) noexcept;  // requires `own_`
     std::byte* map_all();
 
     const View& view_;

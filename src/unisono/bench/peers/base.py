@@ -19,11 +19,28 @@ Repeat = Callable[[int], object]
 """A function that performs an operation a given number of times."""
 
 
+class Puts(ABC):
+    """Puts an array to the next rank a given number of times. All ranks make and close it."""
+
+    @abstractmethod
+    def __call__(self, times: int) -> None:
+        """Returns when all puts of this rank, and those to it, are complete."""
+
+    @abstractmethod
+    def store(self) -> None:
+        """Copies what the other rank has put to the array of the case."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Frees the memory that the other rank writes."""
+
+
 class Peer(ABC):
     """Driver of a library on one rank. The constructor joins the library's group. Used from one
     thread."""
 
     rank: int
+    _puts: Puts | None = None
     moves_data: bool = True
     """True if operations use x and out, so that results can be verified."""
 
@@ -41,9 +58,18 @@ class Peer(ABC):
         pairs of ranks. Raises UnsupportedError."""
         raise UnsupportedError(f"{type(self).__name__} has no {case.op}")
 
+    def puts(self, case: Case, x: Array, out: Array) -> Puts | None:
+        """Returns the puts of a case. None: `bind` decides what the library does for it."""
+        return None
+
     def repeat(self, case: Case, x: Array, out: Array) -> Repeat:
         """Returns a function that performs the operation of a case a given number of times. Raises
         UnsupportedError."""
+        if self._puts:
+            self._puts.close()
+        self._puts = self.puts(case, x, out) if case.op == "put" else None
+        if self._puts:
+            return self._puts
         if case.operation.paired:
             return self.exchange(case, x, out)
         return partial(_repeat, self.bind(case, x, out))
@@ -62,7 +88,8 @@ class Peer(ABC):
 
     def store(self) -> None:
         """Copies the library's results to the arrays of the bound case."""
-        return None
+        if self._puts:
+            self._puts.store()
 
     def finish(self) -> None:
         """Waits until the calls that were made are complete."""

@@ -14,7 +14,7 @@ import numpy as np
 from mpi4py import MPI
 
 from unisono.bench.cases import LOGICAL, Case
-from unisono.bench.peers.base import Array, Call, Peer, Repeat
+from unisono.bench.peers.base import Array, Call, Peer, Puts, Repeat
 from unisono.bench.peers.pairs import begin_each, bind_messages
 from unisono.errors import UnsupportedError
 
@@ -56,17 +56,9 @@ class MpiPeer(Peer):
     def __init__(self) -> None:
         self._comm = MPI.COMM_WORLD
         self.rank = self._comm.rank
-        self._puts: Puts | None = None
 
-    def repeat(self, case: Case, x: Array, out: Array) -> Repeat:
-        if self._puts:
-            self._puts.close()
-        self._puts = Puts(case, x, out) if case.op == "put" else None
-        return self._puts or super().repeat(case, x, out)
-
-    def store(self) -> None:
-        if self._puts:
-            self._puts.store()
+    def puts(self, case: Case, x: Array, out: Array) -> Puts:
+        return MpiPuts(case, x, out)
 
     def bind(self, case: Case, x: Array, out: Array) -> Call:
         if case.operation.uneven:
@@ -148,8 +140,8 @@ class MpiPeer(Peer):
         raise UnsupportedError(f"MPI has no {case.op}")
 
 
-class Puts:
-    """Puts an array to the next rank a given number of times, and flushes each time."""
+class MpiPuts(Puts):
+    """Puts by `Put`, with a flush each time."""
 
     def __init__(self, case: Case, x: Array, out: Array) -> None:
         comm = MPI.COMM_WORLD
@@ -166,13 +158,11 @@ class Puts:
         MPI.COMM_WORLD.Barrier()
 
     def store(self) -> None:
-        """Copies what the other rank has put to the array of the case."""
         self._window.Sync()
         memory = self._window.tomemory()[: self._out.nbytes]
         self._out.view(np.uint8)[...] = np.asarray(memory)
 
     def close(self) -> None:
-        """Frees the window. All ranks must call this function."""
         self._window.Unlock_all()
         self._window.Free()
 

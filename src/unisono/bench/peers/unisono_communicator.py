@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from unisono.bench.cases import BIT_PATTERNS, Case
-from unisono.bench.peers.base import Array, Call, Peer, Repeat
+from unisono.bench.peers.base import Array, Call, Peer, Puts, Repeat
 from unisono.bench.peers.pairs import bind_messages
 from unisono.communicator import Communicator, Work, init
 from unisono.errors import UnsupportedError
@@ -33,17 +33,9 @@ class NativePeer(Peer):
         self._comm = init(rank=rank, size=ranks, rendezvous=rendezvous)
         self._options = {"algorithm": algorithm} if algorithm else {}
         self._shared = shared
-        self._puts: Puts | None = None
 
-    def repeat(self, case: Case, x: Array, out: Array) -> Repeat:
-        if self._puts:
-            self._puts.close()
-        self._puts = Puts(self._comm, case, x, out) if case.op == "put" else None
-        return self._puts or super().repeat(case, x, out)
-
-    def store(self) -> None:
-        if self._puts:
-            self._puts.store()
+    def puts(self, case: Case, x: Array, out: Array) -> Puts:
+        return NativePuts(self._comm, case, x, out)
 
     def empty(self, count: int, dtype: np.dtype[Any]) -> Array:
         return self._comm.empty(count, dtype) if self._shared else super().empty(count, dtype)
@@ -62,8 +54,8 @@ class NativePeer(Peer):
         self._comm.close()
 
 
-class Puts:
-    """Puts an array to the next rank a given number of times, each time with a signal."""
+class NativePuts(Puts):
+    """Puts to a window, with a signal each time."""
 
     def __init__(self, comm: Communicator, case: Case, x: Array, out: Array) -> None:
         self._x = _from_bits(x, case.dtype) if case.dtype in BIT_PATTERNS else x
@@ -80,11 +72,9 @@ class Puts:
         self._window.wait(self._left, times)
 
     def store(self) -> None:
-        """Copies what the other rank has put to the array of the case."""
         self._out[...] = self._array
 
     def close(self) -> None:
-        """Closes the window. All ranks must call this function."""
         self._window.close()
 
 
@@ -151,7 +141,7 @@ def _uneven_arguments(comm: Communicator, case: Case, x: Array, out: Array) -> l
 
 
 def _put_once(comm: Communicator, case: Case, x: Array, out: Array) -> None:
-    puts = Puts(comm, case, x, out)
+    puts = NativePuts(comm, case, x, out)
     puts(1)
     puts.store()
     puts.close()
