@@ -62,9 +62,12 @@ def test_readme_code_runs(number: int, tmp_path: Path) -> None:
 
 def page_blocks() -> list[Any]:
     """Returns the Python code blocks of the other pages, by page and number."""
-    pages = sorted((ROOT / "docs").glob("*.md"))
+    docs = ROOT / "docs"
+    pages = sorted([*docs.glob("*.md"), *docs.glob("parallel/*.md")])
     return [
-        pytest.param(p.name, i, marks=[pytest.mark.optional] if p.stem == "lab" else [])
+        pytest.param(
+            str(p.relative_to(docs)), i, marks=[pytest.mark.optional] if p.stem == "lab" else []
+        )
         for p in pages
         for i in range(len(blocks("python", p.read_text())))
     ]

@@ -9,6 +9,7 @@
 
 #include "mpi/names.h"
 #include "mpi/program.h"
+#include "mpi/result_memory.h"
 
 namespace unisono::mpi {
 namespace {
@@ -104,6 +105,7 @@ int Communicator::run(const unisono_collective& collective, const void* in, void
     std::string error;
     unisono_call* const call = prepared(collective, error);
     if (!call) return code_of(std::move(error));
+    use_huge_pages(collective, ranks(), in, out);
     unisono_error failure;
     const auto status = group_->api->run(call, in, out, timeout_s_, &failure);
     return status == UNISONO_OK ? kSuccess : code_of(failure.text);

@@ -104,6 +104,7 @@ def test_counts_of_signals(threads: World) -> None:
     def check(comm: Communicator) -> None:
         with comm.window(comm.empty(4, np.float32)) as window:
             assert window.signals(0) == window.signals(1) == 0
+            comm.barrier()
             if comm.rank == 0:
                 for _ in range(5):
                     window.signal(1)

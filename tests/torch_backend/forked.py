@@ -7,6 +7,7 @@ given as a function and its file, since a new process cannot import test files b
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib.util
 import multiprocessing
@@ -14,7 +15,7 @@ import os
 import runpy
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
 from multiprocessing.process import BaseProcess
@@ -56,14 +57,22 @@ class Fork(ForkServerProcess):
         super().run()
 
 
+@contextlib.contextmanager
+def _rank_environment() -> Iterator[None]:
+    """Sets the variables of ranks. OpenMP reads its own once, when the process that forks ranks
+    imports torch: ranks with a thread for each core would wait for each other in loops.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in _ENVIRONMENT.items():
+            patch.setenv(name, value)
+        yield
+
+
 def start(
     file: str, function: str, *words: object, log: Path, environment: dict[str, str] | None = None
 ) -> BaseProcess:
     """Starts `function(*words)` of a file as a process whose output goes to the file `log`."""
-    # OpenMP reads this variable during the import of torch
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in _ENVIRONMENT.items():
-            patch.setenv(name, value)
+    with _rank_environment():
         here = {**os.environ, **(environment or {})}
         process = Fork(target=_rank, args=(file, function, words), log=log, environment=here)
         process.start()
@@ -130,7 +139,8 @@ def run_file(path: str) -> None:
 
 def server() -> dict[str, Any]:
     """Returns what a forked process must know to fork further processes from the same process."""
-    forkserver.ensure_running()
+    with _rank_environment():
+        forkserver.ensure_running()
     known = ("_forkserver_address", "_forkserver_authkey")
     return {name: each for name, each in vars(forkserver._forkserver).items() if name in known}
 

@@ -1,7 +1,7 @@
 """Bytes and memory of layouts of four ranks, compared with formulas written out by hand.
 
 Section 3 of Rajbhandari et al., "ZeRO", 2020, has the memory of ZeRO. The bytes are those of
-docs/parallel.md. All sizes are divisible by the number of ranks.
+docs/parallel/strategies.md. All sizes are divisible by the number of ranks.
 """
 
 from __future__ import annotations

@@ -329,6 +329,20 @@ def export_to_torch(
     environ["MASTER_ADDR"], environ["MASTER_PORT"] = master[0], str(master[1])
 
 
+def export_threads(ranks: int, cores: int, environ: os._Environ[str] = os.environ) -> int | None:
+    """Sets OMP_NUM_THREADS to the part of the host's cores of one of `ranks`. Returns the part, or
+    None if the program has set the variable or has one rank.
+
+    Otherwise each rank computes with a thread for each core. These threads wait for each other in
+    loops, so the ranks take the cores from each other. torchrun sets the variable to 1.
+    """
+    if ranks == 1 or "OMP_NUM_THREADS" in environ:
+        return None
+    part = max(1, cores // ranks)
+    environ["OMP_NUM_THREADS"] = str(part)
+    return part
+
+
 def _ip_version(environ: Mapping[str, str]) -> int | None:
     """Returns the IP version of UNISONO_SOCKET_FAMILY, which takes the values of
     NCCL_SOCKET_FAMILY.

@@ -108,7 +108,15 @@ def _child(task: _RankTask, world: config.LaunchedRank, port: int, pipe: Connect
     config.export(world)
     here = config.LocalRank(rank=world.rank, size=world.size)
     config.export_to_torch(world, ("127.0.0.1", port), here)
+    _share_cores(world.size)
     report(task.packed, world.rank, pipe)
+
+
+def _share_cores(ranks: int) -> None:
+    threads = config.export_threads(ranks, len(os.sched_getaffinity(0)))
+    torch = sys.modules.get("torch")  # the program's file may have imported it
+    if torch is not None and threads is not None:
+        torch.set_num_threads(threads)
 
 
 def _ended(rank: int, process: BaseProcess) -> PeerLostError:

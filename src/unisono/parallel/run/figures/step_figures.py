@@ -1,9 +1,9 @@
 """The figures of a run's last step: bytes, memory and times, predicted and measured.
 
 The predicted bytes are those of closed forms. With n ranks and N bytes, a rank sends 2 (n-1)/n N
-bytes in a sum (all_reduce), and (n-1)/n N bytes in a gather or a reduce_scatter. docs/parallel.md
-lists the closed forms of each strategy. Modules that communicate compute their own bytes; see
-`Exchanging`.
+bytes in a sum (all_reduce), and (n-1)/n N bytes in a gather or a reduce_scatter.
+docs/parallel/strategies.md lists the closed forms of each strategy. Modules that communicate
+compute their own bytes; see `Exchanging`.
 """
 
 from __future__ import annotations
