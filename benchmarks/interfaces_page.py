@@ -15,7 +15,8 @@ def render_jax(document: dict[str, Any]) -> list[str]:
     return _render_collectives(
         "`python benchmarks/jax_collectives.py`: `psum` of float32 between processes, with JAX's "
         "dispatch.",
-        "Gloo is JAX's own.",
+        "Gloo is JAX's own. Ranks are bound to their part of the cores (`unisono.run(..., "
+        "bind=True)`, mpiexec).",
         document,
     )
 
@@ -73,7 +74,8 @@ def render_jax_transformer(document: dict[str, Any]) -> list[str]:
     """Renders the JSON results of `jax_transformer.py` as Markdown."""
     lines = [
         "`python benchmarks/jax_transformer.py`: a training step of a transformer of 4 blocks; JAX "
-        "inserts the collectives. The losses are those of one process.",
+        "inserts the collectives. The losses are those of one process; ranks are bound to their "
+        "part of the cores.",
         f"Milliseconds, medians of {document['options']['rounds']} rounds.",
         "",
         "| ranks and layout | unisono | gloo | gloo over unisono |",
@@ -83,6 +85,23 @@ def render_jax_transformer(document: dict[str, Any]) -> list[str]:
         ours, theirs = (median(kinds[kind]) for kind in ("unisono", "gloo"))
         lines.append(f"| {name} | {1e3 * ours:.1f} | {1e3 * theirs:.1f} | {theirs / ours:.2f} |")
     return lines
+
+
+def render_jax_hosts(document: dict[str, Any]) -> list[str]:
+    """Renders the JSON results of `jax_hosts.py` as Markdown."""
+    times_s, link_s = document["times_s"], document["link_s"]
+    cells = (
+        microseconds(times_s), f"{1e6 * link_s:.0f}", f"{median(times_s) / link_s:.3f}"
+    )  # fmt: skip
+    return [
+        "`python benchmarks/jax_hosts.py`: `psum` of 16 MiB of float32 between two hosts of the "
+        "lab with 2 ranks each, over links of 1 Gbit/s. The limit is the time of the bytes that "
+        "cross a link, at the payload rate that iperf3 measured after them.",
+        "",
+        "| unisono, us (quartiles) | limit, us | unisono over the limit |",
+        "|---|---|---|",
+        f"| {' | '.join(cells)} |",
+    ]
 
 
 def render_c_interface(document: dict[str, Any]) -> list[str]:

@@ -2,7 +2,9 @@
 
     python benchmarks/jax_hosts.py       # root; 2 hosts with 2 ranks each, 1 Gbit/s
 
-With H hosts, 2 (H - 1) / H of the bytes cross each link. Every result is checked.
+With H hosts, 2 (H - 1) / H of the bytes cross each link. The rate of the link is that which iperf3
+measures for the payload of one TCP connection. Every result is checked. The ranks of a host are
+bound to their part of the cores.
 """
 
 from __future__ import annotations
@@ -21,14 +23,18 @@ import typer
 from jax_collectives import Ranks
 
 from unisono.bench.lab import Lab
+from unisono.bench.link_rate import link_rate
 from unisono.bench.machine_facts import describe_machine
+from unisono.launch.rank_cores import part_of
 
 HOSTS, RANKS, PORT = 2, 2, 29_441
-BYTES, LINK_BPS = 1 << 24, 1e9 / 8
+BYTES = 1 << 24
 
 
 def measure(calls: int) -> list[float]:
     """Returns the seconds of each `psum`, on every rank."""
+    place = int(os.environ["UNISONO_RANK"]) % RANKS
+    os.sched_setaffinity(0, part_of(sorted(os.sched_getaffinity(0)), place, RANKS))
     import unisono.jax  # isort: skip # before jax
 
     import jax
@@ -81,8 +87,10 @@ def main(
         finally:
             for each in started:
                 each.kill()
+        rate = link_rate(lab)
+    assert rate is not None
     times: list[float] = json.loads(outputs[0].splitlines()[-1])
-    link_s = 2 * (HOSTS - 1) / HOSTS * BYTES / LINK_BPS
+    link_s = 2 * (HOSTS - 1) / HOSTS * BYTES / rate.rate_Bps
     low, _, high = quantiles(times, n=4)
     print(
         f"16 MiB: {1e3 * median(times):.1f} ms ({1e3 * low:.1f} to {1e3 * high:.1f}), link "

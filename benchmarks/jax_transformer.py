@@ -142,7 +142,8 @@ def main(
 ) -> None:
     """Measures a training step of JAX."""
     if round_ is not None:
-        found = unisono.run(body, ranks=ranks[0], args=(round_, layout, free_address()))
+        words = (round_, layout, free_address())
+        found = unisono.run(body, ranks=ranks[0], args=words, bind=True)
         print(json.dumps(found[0]))
         return
     alone = one("gloo", "data", 1)["losses"]

@@ -17,6 +17,7 @@ from install_page import render_install
 from interfaces_page import (
     render_c_interface,
     render_jax,
+    render_jax_hosts,
     render_jax_scatters,
     render_jax_transformer,
     render_mlx,
@@ -41,6 +42,7 @@ SECTIONS: Mapping[str, tuple[str, Callable[[Any], list[str]]]] = {
     "One-sided access": ("put", render_puts),
     "JAX": ("jax-collectives", render_jax),
     "JAX: wrong sums": ("jax-scatters", render_jax_scatters),
+    "JAX between hosts": ("jax-hosts", render_jax_hosts),
     "JAX: a training step": ("jax-transformer", render_jax_transformer),
     "MLX": ("mlx-collectives", render_mlx),
     "C interface": ("c-interface", render_c_interface),

@@ -11,19 +11,14 @@ constexpr std::chrono::milliseconds kBetweenMoves{2};
 
 }  // namespace
 
-void CoreSharing::publish() noexcept {
-    const int core = ::sched_getcpu();
-    if (own_.core.load(std::memory_order_relaxed) != core)
-        own_.core.store(core, std::memory_order_relaxed);
-}
-
 void CoreSharing::end(const RankControl& peer) noexcept {
     const int core = ::sched_getcpu();
+    publish(core);
     if (core < 0 || peer.core.load(std::memory_order_relaxed) != core) return;
     const auto now = std::chrono::steady_clock::now();
     if (now - moved_ < kBetweenMoves) return;
     moved_ = now;
-    if (leave_core(core)) publish();
+    if (leave_core(core)) publish(::sched_getcpu());
 }
 
 }  // namespace unisono

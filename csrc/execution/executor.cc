@@ -78,7 +78,7 @@ void Executor::begin(Execution& call) {
     call.seq = next_number();
     call.staging->begin(call.staged_bytes, call.lead, call.blocks);
     call_check_.enter(call.seq, call.args, call.hash);
-    core_sharing_.enter();
+    core_sharing_.enter(call.longest_bytes);
     if (remote_slots_ && call.lead > 0)
         remote_slots_->acknowledge_all(call.staging->place(0).size_class);
 }

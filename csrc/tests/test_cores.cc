@@ -82,12 +82,12 @@ void check_pause(Report& report) {
 void check_publishing(Report& report) {
     RankControl own;
     CoreSharing sharing(own);
-    sharing.enter();
+    sharing.enter(0);
     report.check(own.core.load(std::memory_order_relaxed) >= 0, "a rank publishes its core");
     own.core.store(-1, std::memory_order_relaxed);
-    sharing.enter();
+    sharing.enter(0);
     report.check(own.core.load(std::memory_order_relaxed) == -1, "most calls do not ask for it");
-    for (int i = 0; i < 4; ++i) sharing.enter();
+    for (int i = 0; i < 4; ++i) sharing.enter(0);
     report.check(own.core.load(std::memory_order_relaxed) >= 0, "a rank publishes its core again");
 }
 

@@ -1,6 +1,6 @@
 """What a JAX program sees after a fault. Prints one line of each rank that raised.
 
-python faults.py killed | stopped | raised | exited | other_call | several_devices | some
+python faults.py killed | aborted | stopped | raised | exited | other_call | several_devices | some
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ def body(kind: str) -> None:
     rank = jax.process_index()
     if kind not in ("several_devices", "some"):
         summed(1)
-    if kind == "killed" and rank == 1:
+    if kind in ("killed", "aborted") and rank == 1:
         time.sleep(1)  # the others wait for this rank
         say(f"rank 1 dies at {time.monotonic()}")
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL if kind == "killed" else signal.SIGABRT)
     if kind == "raised" and rank == 1:
         raise RuntimeError("a fault of the program")
     if kind == "exited" and rank == 1:

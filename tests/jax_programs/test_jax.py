@@ -87,8 +87,9 @@ def test_a_process_that_leaves_is_named(kind: str):
     assert all(text.startswith("rank 1 ") for _, text, _ in found)
 
 
-def test_a_killed_process_is_named_within_a_second():
-    said = run("faults.py", "killed", fails=True)
+@pytest.mark.parametrize("kind", ["killed", "aborted"])
+def test_a_process_that_dies_is_named_within_a_second(kind: str):
+    said = run("faults.py", kind, fails=True)
     died = re.search(r"rank 1 dies at ([\d.]+)", said)
     assert died, said
     found = FAULT.findall(said)

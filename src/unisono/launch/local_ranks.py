@@ -17,15 +17,16 @@ from typing import Any
 from unisono import config
 from unisono.bootstrap import reserved_port
 from unisono.errors import PeerLostError
+from unisono.launch import rank_cores
 from unisono.launch.pickling import pack
 from unisono.launch.rank_process import end_with_parent, report
 from unisono.launch.rank_results import GRACE_S, collect, ended
 
 
-def run_here(fn: Callable[..., Any], ranks: int, args: Sequence[Any]) -> list[Any]:
+def run_here(fn: Callable[..., Any], ranks: int, args: Sequence[Any], *, bind: bool) -> list[Any]:
     """Calls `fn(*args)` in `ranks` processes of this machine, as `unisono.run` describes."""
     rendezvous = f"run-{secrets.token_hex(16)}"
-    task = _RankTask(fn, tuple(args), by_value=not _can_be_imported())
+    task = _RankTask(fn, tuple(args), by_value=not _can_be_imported(), binds=bind)
     pipes: list[Connection] = []
     processes: list[BaseProcess] = []
     with reserved_port() as port:
@@ -62,16 +63,19 @@ def _start(
 class _RankTask:
     """The call of a rank, which stays pickled until the rank can report an error."""
 
-    def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...], *, by_value: bool) -> None:
+    def __init__(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], *, by_value: bool, binds: bool
+    ) -> None:
         self._call = (fn, args)
         self._by_value = by_value
+        self.binds = binds
         self.packed = b""
 
-    def __getstate__(self) -> bytes:
-        return pack(self._call, by_value=self._by_value)
+    def __getstate__(self) -> tuple[bytes, bool]:
+        return pack(self._call, by_value=self._by_value), self.binds
 
-    def __setstate__(self, packed: bytes) -> None:
-        self.packed = packed
+    def __setstate__(self, state: tuple[bytes, bool]) -> None:
+        self.packed, self.binds = state
 
 
 def _can_be_imported() -> bool:
@@ -108,15 +112,8 @@ def _child(task: _RankTask, world: config.LaunchedRank, port: int, pipe: Connect
     config.export(world)
     here = config.LocalRank(rank=world.rank, size=world.size)
     config.export_to_torch(world, ("127.0.0.1", port), here)
-    _share_cores(world.size)
+    rank_cores.share(world.rank, world.size, bind=task.binds)
     report(task.packed, world.rank, pipe)
-
-
-def _share_cores(ranks: int) -> None:
-    threads = config.export_threads(ranks, len(os.sched_getaffinity(0)))
-    torch = sys.modules.get("torch")  # the program's file may have imported it
-    if torch is not None and threads is not None:
-        torch.set_num_threads(threads)
 
 
 def _ended(rank: int, process: BaseProcess) -> PeerLostError:
