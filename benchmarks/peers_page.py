@@ -78,7 +78,7 @@ def _targets(samples: list[Sample], peer: str) -> list[str]:
 
 def render_puts(document: dict[str, Any]) -> list[str]:
     """Renders the JSON results of `unisono bench put` as Markdown."""
-    samples = samples_of(document)
+    samples = list(samples_of(document))
     peers = [name for name in document["geometric_mean"] if name not in OURS and name != "memory"]
     lines = [
         f"`{' '.join(document['command'])}`: every rank writes to the next rank, ours by `put`",
@@ -91,7 +91,9 @@ def render_puts(document: dict[str, Any]) -> list[str]:
             continue
         for peer in peers:
             name = f"put of {format_size(sample.size_bytes)}: {peer}'s time over ours"
-            ratio = sample.ratio(peer) or 0.0
+            ratio = sample.ratio(peer)
+            if ratio is None:
+                continue  # not installed
             lines.append(
                 target_row(name, f">= {WANTED_PUT:g}", f"{ratio:.2f}", ratio >= WANTED_PUT)
             )
