@@ -17,7 +17,7 @@ using namespace nb::literals;
 
 namespace unisono::bind {
 
-void register_memory(nb::module_& m) {
+void register_array_bindings(nb::module_& m) {
     nb::class_<Arrays>(m, "Arrays")
         .def(nb::init<>())
         .def(

@@ -220,7 +220,7 @@ class FastPath {
 
 }  // namespace
 
-void register_quick(nb::module_& m) {
+void register_fast_path(nb::module_& m) {
     nb::class_<FastPath>(m, "FastPath")
         .def(nb::init<std::shared_ptr<Group>, nb::callable, nb::set, nb::callable, double>(),
              "group"_a, "make_work"_a, "held"_a, "prune"_a, "inline_s"_a)

@@ -10,19 +10,19 @@ NB_MODULE(_native, m) {
     nanobind::set_leak_warnings(false);
     unisono::bind::register_errors(m);
     unisono::bind::register_c_interface(m);
-    unisono::bind::register_convert(m);
+    unisono::bind::register_narrow_floats(m);
     unisono::bind::register_group(m);
     unisono::bind::register_kernel_calls(m);
     unisono::bind::register_machine(m);
-    unisono::bind::register_memory(m);
-    unisono::bind::register_messages(m);
+    unisono::bind::register_array_bindings(m);
+    unisono::bind::register_point_to_point(m);
     unisono::bind::register_planned_tensors(m);
-    unisono::bind::register_quick(m);
+    unisono::bind::register_fast_path(m);
     unisono::bind::register_recorded_runs(m);
     unisono::bind::register_simulator(m);
-    unisono::bind::register_slots(m);
-    unisono::bind::register_timeline(m);
-    unisono::bind::register_tls(m);
+    unisono::bind::register_slot(m);
+    unisono::bind::register_timeline_ring(m);
+    unisono::bind::register_tls_sockets(m);
     unisono::bind::register_voted_calls(m);
     unisono::bind::register_windows(m);
 }

@@ -40,7 +40,7 @@ void scale(uint32_t dtype, Address dst, Address src, uint64_t count, const nb::b
 
 }  // namespace
 
-void register_convert(nb::module_& m) {
+void register_narrow_floats(nb::module_& m) {
     m.def(
         "widen",
         [](uint32_t dtype, Address dst, Address src, uint64_t count, std::optional<float> factor) {

@@ -250,7 +250,7 @@ class Messages {
 
 }  // namespace
 
-void register_messages(nb::module_& m) {
+void register_point_to_point(nb::module_& m) {
     m.attr("ANY_SOURCE") = p2p::kAnySource;
     m.attr("ANY_TAG") = p2p::kAnyTag;
     nb::class_<BoundRequest>(m, "Request", nb::is_weak_referenceable())

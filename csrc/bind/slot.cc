@@ -87,7 +87,7 @@ class SlotColumn {
 Slot::Slot(nb::handle type, nb::handle name)
     : type_(nb::borrow(type)), name_(nb::borrow(name)), offset_(offset_of(type, name)) {}
 
-void register_slots(nb::module_& m) {
+void register_slot(nb::module_& m) {
     nb::class_<SlotColumn>(m, "SlotColumn")
         .def(nb::init<nb::type_object, nb::str>(), "type"_a, "name"_a)
         .def("values", &SlotColumn::values, "objects"_a)

@@ -8,7 +8,7 @@ using namespace nb::literals;
 
 namespace unisono::bind {
 
-void register_timeline(nb::module_& m) {
+void register_timeline_ring(nb::module_& m) {
     nb::class_<TimelineRing>(m, "TimelineRing", nb::is_weak_referenceable())
         .def(nb::init<Address, uint64_t, nb::object, nb::dict, nb::callable, nb::callable,
                       nb::object>(),

@@ -47,7 +47,7 @@ TlsSession& TlsEnd::get() const {
     return *session;
 }
 
-void register_tls(nb::module_& m) {
+void register_tls_sockets(nb::module_& m) {
     m.def("load_openssl", [](const std::string& library) { OpenSsl{library}; }, "library"_a);
     nb::class_<TlsContext>(m, "TlsContext")
         .def("__init__", [](TlsContext* self) { new (self) TlsContext(nullptr); })

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from bootstrap.test_segment_memory import deny_memfd
+from bootstrap.test_segment_creation import deny_memfd
 from pretended_hosts import spanning
 from ranks import Me, Processes, Threads
 from unisono import AbortedError, Communicator

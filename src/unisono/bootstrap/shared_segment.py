@@ -18,7 +18,7 @@ import struct
 import time
 from collections.abc import Iterator
 
-from unisono.bootstrap import segment_memory
+from unisono.bootstrap import segment_creation
 from unisono.bootstrap.descriptors import Shortage, shortage_of
 from unisono.bootstrap.group_config import (
     GroupConfig,
@@ -174,7 +174,7 @@ def _create_segment(group_config: GroupConfig, nonce: bytes) -> int:
     shape = group_config.shape
     if shape is None:
         shape = shape_for(group_config.size, usable_cores(), group_config.staging_bytes)
-    return segment_memory.create(group_config.size, shape.depth, shape.buffer_bytes, nonce)
+    return segment_creation.create(group_config.size, shape.depth, shape.buffer_bytes, nonce)
 
 
 def _report_failure(group_config: GroupConfig, deadline: float, why: str) -> None:
