@@ -30,7 +30,7 @@ _MOST_EARLY = 1024  # maximum of connections that wait until their control group
 
 
 class WorldConnections:
-    """Acceptor, control groups and groups, on one event loop.
+    """A rank's acceptor of connections, control groups and groups, which share one event loop.
 
     Only the loop's thread uses `begin`, `leave`, `control_group`, `groups` and `peer_messages`;
     other threads use only the other methods.

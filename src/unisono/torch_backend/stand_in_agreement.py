@@ -20,7 +20,8 @@ _VERDICT_S = 5.0
 
 
 def agree(store: Any, rank: int, size: int, mine: str, limit_s: float, *, watch: bool) -> list[str]:
-    """Returns the texts of all ranks, none of which contains a line break.
+    """Gives this rank's string `mine` to all ranks, and returns the strings of all ranks. None may
+    contain a line break.
 
     Raises `RendezvousError` on all ranks that call this if a rank makes a Gloo group instead, or
     does not call. Without `watch`, the store may have keys of earlier Gloo groups.

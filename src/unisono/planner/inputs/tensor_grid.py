@@ -66,7 +66,8 @@ def grid_of(kind: str, tp: int) -> TensorGrid | None:
 
 
 def layer_elements(kind: str, tp: int, *, tokens: int, hidden: int) -> float:
-    """Returns the elements that each of `tp` ranks sends for a layer, forward and backward.
+    """Returns the number of elements that each of `tp` ranks sends for a layer, in its forward and
+    backward pass.
 
     The layer has attention with as many heads of keys as of queries, and a feed-forward network of
     four times the width; `tokens` are those of a microbatch. The sums of norms, one or two elements

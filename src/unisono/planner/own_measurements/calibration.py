@@ -116,7 +116,7 @@ class Calibration:
 
     @classmethod
     def from_document(cls, document: Any) -> Calibration:
-        """Returns the calibration of a JSON object. Raises ValueError for other objects."""
+        """Returns the calibration in a JSON object. Raises ValueError for other objects."""
         if not isinstance(document, dict) or document.get("format") != _FORMAT:
             raise ValueError(
                 f"expected a file of `unisono plan --calibrate`, whose format is {_FORMAT!r}"

@@ -39,8 +39,8 @@ class CollectiveTimes:
 
 
 def read_collectives(text: str) -> CollectiveTimes:
-    """Returns the collectives in the output of nccl-tests, `unisono bench --json` or `unisono
-    tune`.
+    """Returns the times of collectives in the output of nccl-tests, `unisono bench --json` or
+    `unisono tune`.
 
     If a benchmark compares libraries, uses the times of the first one. Raises ValueError for other
     texts, and if the text has no all_reduce, all_gather or reduce_scatter.

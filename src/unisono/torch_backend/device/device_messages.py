@@ -37,7 +37,7 @@ _FIRST_ANSWER_TAG = 1 << 62  # above the tags of programs
 
 
 class WatchedMessages:
-    """Waits of this rank's streams for the flags of messages."""
+    """The flags of messages for which streams of this rank wait."""
 
     def __init__(self, device: PeerDevice, watch: LostRankWatch) -> None:
         self._device, self._watch = device, watch
