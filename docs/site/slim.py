@@ -9,6 +9,9 @@ _RULES = (
     (re.compile(r"<(t[dh])([^>]*)><p>((?:(?!</?p>).)*)</p>\s*</t[dh]>", re.S), r"<\1\2>\3</\1>"),
     (re.compile(r"(</t[dhr]>)\n"), r"\1"),
     (re.compile(r'<tr class="row-(?:even|odd)">'), "<tr>"),
+    # HTML needs no end of a cell or row before the next one.
+    (re.compile(r"</t[dh]>(?=<t[dh]|</tr>)"), ""),
+    (re.compile(r"</tr>(?=<tr|\n?</t(?:body|head)>)"), ""),
     (re.compile(r'<span class="[wnp]">([^<]*)</span>'), r"\1"),
     (re.compile(r'<span class="pre">([^<]*)</span>'), r"\1"),
     (re.compile(r' class="docutils literal notranslate"'), ' class="docutils literal"'),
