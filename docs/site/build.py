@@ -33,8 +33,8 @@ def main() -> None:
         target = site if language == "en" else site / language
         sphinx = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-c", str(_HERE)]
         run([*sphinx, "-d", str(work / f"doctrees-{language}"), str(source), str(target)], language)
-    slim(site)
     index(site, work / "index")
+    slim(site)  # after the index, which does not read cells without end tags
     if lines := broken(site):
         sys.exit("Broken links:\n" + "\n".join(lines))
     print(f"The site is in {site}: python -m http.server --directory {site}")
