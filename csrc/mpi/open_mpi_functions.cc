@@ -6,11 +6,13 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <deque>
 #include <future>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "mpi/names.h"
@@ -21,6 +23,15 @@
 
 namespace unisono::mpi {
 namespace {
+
+// Returns a copy that lives as long as the process: MLX frees no type and no operator.
+template <class T>
+const T* kept(T made) {
+    static std::mutex mutex;
+    static auto& all = *new std::deque<T>;
+    const std::lock_guard lock(mutex);
+    return &all.emplace_back(std::move(made));
+}
 
 constexpr int kExitStatus = 1;
 constexpr auto kFlushLimit = std::chrono::seconds(1);
@@ -228,7 +239,7 @@ EXPORTED int MPI_Type_contiguous(int count, const void* type, const void** made)
     if (count != 2 || type != &ompi_mpi_uint8_t)
         end_process(
             "expected MLX's types of two bytes, got another one: this version of MLX is unknown");
-    *made = new Type{number++ ? UNISONO_BFLOAT16 : UNISONO_FLOAT16, 2};
+    *made = kept(Type{number++ ? UNISONO_BFLOAT16 : UNISONO_FLOAT16, 2});
     return kSuccess;
 }
 
@@ -237,7 +248,7 @@ EXPORTED int MPI_Type_commit(void**) {
 }
 
 EXPORTED int MPI_Op_create(UserFunction function, int, const void** made) {
-    *made = new Operator{function, recognised(function), std::nullopt};
+    *made = kept(Operator{function, recognised(function), std::nullopt});
     return kSuccess;
 }
 

@@ -1,6 +1,8 @@
 #include "mpi/program.h"
 
 #include <atomic>
+#include <memory>
+#include <vector>
 
 namespace unisono::mpi {
 namespace {
@@ -34,7 +36,10 @@ Communicator* world() noexcept {
     return all;
 }
 
-void set_world(Communicator* joined) noexcept {
+void set_world(Communicator* joined) {
+    // Worlds live as long as the process: a thread may be in a call of one that is replaced.
+    static auto& worlds = *new std::vector<std::unique_ptr<Communicator>>;
+    worlds.emplace_back(joined);
     all = joined;
 }
 

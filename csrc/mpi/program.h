@@ -28,7 +28,7 @@ inline constexpr size_t kMostText = 1024;  // MPI_MAX_ERROR_STRING
 // The communicator of all ranks, or nullptr before it is joined. Lives as long as the process,
 // which may end after Python.
 [[nodiscard]] Communicator* world() noexcept;
-void set_world(Communicator* joined) noexcept;
+void set_world(Communicator* joined);
 
 // True when the interpreter ends: nothing may ask Python any more.
 [[nodiscard]] bool has_ended() noexcept;
