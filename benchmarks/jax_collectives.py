@@ -32,7 +32,7 @@ from rich.progress import track
 import unisono
 from unisono.bench.contestants import mpi_command
 from unisono.bench.machine_facts import describe_machine
-from unisono.launch.rank_cores import part_of
+from unisono.launch.rank_cores import bind_threads
 
 SIZES = {8: 500, 1 << 16: 200, 1 << 20: 60, 1 << 24: 30}
 """By bytes: the number of calls in a round. As many calls before them are not measured: in a
@@ -154,8 +154,8 @@ def one_process(kind: str, ranks: int, scatters: int, address: str) -> None:
         print(json.dumps(found))
         return
     rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
-    if ranks > len(usable := sorted(os.sched_getaffinity(0))) > 1:  # else mpiexec has bound it
-        os.sched_setaffinity(0, part_of(usable, rank, ranks))
+    if ranks > len(os.sched_getaffinity(0)) > 1:  # else mpiexec has bound it
+        bind_threads(rank, ranks)
     found = body(kind, scatters, address)
     if rank == 0:
         print(json.dumps(found), flush=True)

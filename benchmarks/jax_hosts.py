@@ -25,7 +25,7 @@ from jax_collectives import Ranks
 from unisono.bench.lab import Lab
 from unisono.bench.link_rate import link_rate
 from unisono.bench.machine_facts import describe_machine
-from unisono.launch.rank_cores import part_of
+from unisono.launch.rank_cores import bind_threads
 
 HOSTS, RANKS, PORT = 2, 2, 29_441
 BYTES = 1 << 24
@@ -33,8 +33,7 @@ BYTES = 1 << 24
 
 def measure(calls: int) -> list[float]:
     """Returns the seconds of each `psum`, on every rank."""
-    place = int(os.environ["UNISONO_RANK"]) % RANKS
-    os.sched_setaffinity(0, part_of(sorted(os.sched_getaffinity(0)), place, RANKS))
+    bind_threads(int(os.environ["UNISONO_RANK"]) % RANKS, RANKS)
     import unisono.jax  # isort: skip # before jax
 
     import jax

@@ -2,24 +2,23 @@
 
 #include <sys/mman.h>
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
+
+#include "core/types.h"
 
 namespace unisono::mpi {
 namespace {
 
 constexpr uintptr_t kHugePage = 2 << 20;
 constexpr size_t kLeastBytes = 2 * kHugePage;  // contains a whole page wherever it begins
-constexpr std::array<size_t, UNISONO_COMPLEX128 + 1> kElementBytes = {4, 8, 2, 2, 1, 1, 2, 2,
-                                                                      4, 4, 8, 8, 1, 8, 16};
 
 }  // namespace
 
 void use_huge_pages(const unisono_collective& collective, int ranks, const void* in,
                     void* out) noexcept {
     const bool gathers = collective.op == UNISONO_ALL_GATHER;
-    const size_t bytes = collective.count * kElementBytes[collective.dtype] *
+    const size_t bytes = collective.count * size_of(static_cast<DType>(collective.dtype)) *
                          (gathers ? static_cast<size_t>(ranks) : 1);
     if (bytes < kLeastBytes || in == out || !out) return;
     const auto begin = reinterpret_cast<uintptr_t>(out);

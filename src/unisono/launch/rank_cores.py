@@ -15,10 +15,9 @@ def share(rank: int, ranks: int, *, bind: bool) -> None:
     """Limits torch to as many threads as this rank has cores. With `bind`, also keeps all threads
     of this process on these cores.
     """
-    usable = sorted(os.sched_getaffinity(0))
+    threads = config.export_threads(ranks, len(os.sched_getaffinity(0)))
     if bind:
-        _bind(part_of(usable, rank, ranks))
-    threads = config.export_threads(ranks, len(usable))
+        bind_threads(rank, ranks)
     torch = sys.modules.get("torch")  # the program's file may have imported it
     if torch is not None and threads is not None:
         torch.set_num_threads(threads)
@@ -36,7 +35,11 @@ def part_of(cores: Sequence[int], rank: int, ranks: int) -> set[int]:
     return set(cores[first : first + max(each, 1)])
 
 
-def _bind(cores: set[int]) -> None:
+def bind_threads(rank: int, ranks: int) -> None:
+    """Keeps all threads of this process, and those that they start, on the rank's part of the cores
+    that the process may use.
+    """
+    cores = part_of(sorted(os.sched_getaffinity(0)), rank, ranks)
     for thread in Path("/proc/self/task").iterdir():  # imports may have started some
         with contextlib.suppress(ProcessLookupError):
             os.sched_setaffinity(int(thread.name), cores)

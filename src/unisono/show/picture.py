@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Iterator, Sequence
-from html import escape
 
 from unisono.errors import UnsupportedError
 from unisono.show.cells import color_name
 from unisono.show.panel import WIDTH, Panels
 from unisono.show.placement import Arrangement, Arrow, number
 from unisono.show.schedule_view import ScheduleView
-from unisono.show.svg_elements import INK, PAPER, SOFT, draw_arrow, draw_text
+from unisono.show.svg_elements import INK, SOFT, draw_arrow, draw_document, draw_text
 from unisono.types import Op
 
 MAX_RANKS = 128
@@ -23,7 +22,6 @@ PANELS = 16
 _GAP = 26.0
 _CHARACTER_WIDTH = 0.53
 """Width of a character as a fraction of the font size, slightly more than in usual fonts."""
-FONTS = "Inter, system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif"
 
 
 def svg(view: ScheduleView, *, shape: Arrangement = Arrangement.AUTO) -> str:
@@ -82,19 +80,15 @@ class _Picture:
             _at(left + i % across * step, top + i // across * high, panel)
             for i, panel in enumerate(panels)
         ]
-        return "\n".join(
+        return draw_document(
+            (width, height),
+            self.view.title,
             [
-                f'<svg xmlns="http://www.w3.org/2000/svg" role="img" '
-                f'viewBox="0 0 {number(width)} {number(height)}" width="{number(width)}" '
-                f'height="{number(height)}" font-family="{FONTS}" fill="{INK}">',
-                f"<title>{escape(self.view.title)}</title>",
-                f"<desc>{escape(self.view.summary)}</desc>",
-                f'<rect width="100%" height="100%" fill="{PAPER}"/>',
                 *(_at(_GAP, 38 + 21.0 * i, line) for i, line in enumerate(head)),
                 *body,
                 *(_at(_GAP, bottom + 18.0 * i, line) for i, line in enumerate(foot)),
-                "</svg>\n",
-            ]
+            ],
+            summary=self.view.summary,
         )
 
     def _panels(self) -> Iterator[str]:

@@ -9,6 +9,25 @@ from unisono.show.palette import luminance_of
 from unisono.show.placement import Arrow, number
 
 INK, SOFT, FAINT, PAPER = "#1a1d23", "#5b6270", "#e9ebef", "#ffffff"
+FONTS = "Inter, system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif"
+
+
+def draw_document(
+    size: tuple[float, float], title: str, parts: Sequence[str], *, summary: str = ""
+) -> str:
+    """Returns an SVG document of this width and height, with the parts on white paper."""
+    width, height = map(number, size)
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" role="img" viewBox="0 0 {width} {height}" '
+            f'width="{width}" height="{height}" font-family="{FONTS}" fill="{INK}">',
+            f"<title>{escape(title)}</title>",
+            *([f"<desc>{escape(summary)}</desc>"] if summary else []),
+            f'<rect width="100%" height="100%" fill="{PAPER}"/>',
+            *parts,
+            "</svg>\n",
+        ]
+    )
 
 
 def draw_arrow(arrow: Arrow, color: str, reduce: bool, *, width: float, opacity: float) -> str:

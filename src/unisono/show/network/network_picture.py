@@ -14,9 +14,8 @@ from unisono.errors import UnsupportedError
 from unisono.show.network.facts import KIND_NAMES, network_facts
 from unisono.show.network.node_positions import Points, node_positions
 from unisono.show.palette import palette
-from unisono.show.picture import FONTS
 from unisono.show.placement import number
-from unisono.show.svg_elements import FAINT, INK, PAPER, SOFT, draw_text
+from unisono.show.svg_elements import FAINT, INK, PAPER, SOFT, draw_document, draw_text
 from unisono.show.unit_text import rate_text
 from unisono.topology import LinkKind, NodeKind, Topology
 
@@ -47,21 +46,18 @@ def network_svg(topology: Topology, *, heading: bool = True) -> str:
     short = [fact for fact in network_facts(topology) if fact[0] != "other nodes"]
     facts = " · ".join(f"{name} {value}" for name, value in short)
     high = head + drawing.high + 34
-    return "\n".join(
+    return draw_document(
+        (_WIDE, high),
+        topology.name,
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" role="img" viewBox="0 0 {number(_WIDE)} '
-            f'{number(high)}" width="{number(_WIDE)}" height="{number(high)}" '
-            f'font-family="{FONTS}" fill="{INK}">',
-            f"<title>{escape(topology.name)}</title>",
-            f"<desc>{escape(facts)}</desc>",
-            f'<rect width="100%" height="100%" fill="{PAPER}"/>',
             *(_heading(topology.name, facts) if heading else ()),
             f'<g transform="translate(0 {number(head)})">',
             *drawing.marks(),
             f'</g><g transform="translate(26 {number(high - 14)})">',
             *_legend(topology),
-            "</g></svg>\n",
-        ]
+            "</g>",
+        ],
+        summary=facts,
     )
 
 

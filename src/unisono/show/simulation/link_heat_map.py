@@ -7,9 +7,8 @@ from html import escape
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.show.picture import FONTS
 from unisono.show.placement import number
-from unisono.show.svg_elements import FAINT, INK, PAPER, SOFT, draw_text
+from unisono.show.svg_elements import FAINT, SOFT, draw_document, draw_text
 from unisono.show.unit_text import time_text
 from unisono.simulator import Result
 
@@ -43,19 +42,15 @@ def link_heat_map(result: Result, title: str) -> str:
     )
     caption += f"right; {time_text(result.time_s)}"
     body = [_row(result, int(link), full[i], _TOP + i * each, each) for i, link in enumerate(links)]
-    return "\n".join(
+    return draw_document(
+        (wide, high),
+        title,
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" role="img" viewBox="0 0 {number(wide)} '
-            f'{number(high)}" width="{number(wide)}" height="{number(high)}" '
-            f'font-family="{FONTS}" fill="{INK}">',
-            f"<title>{escape(title)}</title>",
-            f'<rect width="100%" height="100%" fill="{PAPER}"/>',
             draw_text(24, 30, title, size=17, weight=650),
             draw_text(24, 50, caption, size=11.5, fill=SOFT),
             *body,
             *_axis(result, _TOP + each * len(links)),
-            "</svg>\n",
-        ]
+        ],
     )
 
 

@@ -8,9 +8,8 @@ from html import escape
 from statistics import fmean
 
 from unisono.show.palette import palette
-from unisono.show.picture import FONTS
 from unisono.show.placement import number
-from unisono.show.svg_elements import FAINT, INK, PAPER, SOFT, draw_text
+from unisono.show.svg_elements import FAINT, SOFT, draw_document, draw_text
 from unisono.show.unit_text import bytes_text, time_text
 
 _LEFT, _TOP, _WIDE, _HIGH, _NAMES = 78.0, 52.0, 720.0, 420.0, 260.0
@@ -40,18 +39,14 @@ def time_chart(
     along = _Axis(min(xs), max(xs), 2)
     up = _Shares() if shares else _Times(min(ys), max(ys), 10)
     wide, high = _LEFT + _WIDE + _NAMES, _TOP + _HIGH + 56
-    return "\n".join(
+    return draw_document(
+        (wide, high),
+        title,
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" role="img" viewBox="0 0 {number(wide)} '
-            f'{number(high)}" width="{number(wide)}" height="{number(high)}" '
-            f'font-family="{FONTS}" fill="{INK}">',
-            f"<title>{escape(title)}</title>",
-            f'<rect width="100%" height="100%" fill="{PAPER}"/>',
             draw_text(_LEFT, 30, title, size=17, weight=650),
             *_grid(along, up, sorted(set(xs)), across),
             *_lines(lines, along, up),
-            "</svg>\n",
-        ]
+        ],
     )
 
 
