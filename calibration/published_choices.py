@@ -19,6 +19,9 @@ class PublishedChoices(NamedTuple):
     states: str = "mixed"
     expert_vectors: int = 0
     """Elements of the biases of an expert."""
+    balanced_gate: bool = False
+    """True if the experts of each token have neighbouring numbers, so that few devices have them:
+    token t goes to experts k t to k t + k - 1."""
 
 
 _NARAYANAN = {
@@ -79,11 +82,13 @@ def published_choices(row: Mapping[str, str]) -> PublishedChoices:
         # `model.to(dtype=param_dtype)` of kempnerforge/distributed/parallel.py
         return PublishedChoices(states="bf16")
     if source.startswith("NeMo AutoModel"):
-        # `torch_dtype: bf16` with `torch.optim.Adam`
+        # `torch_dtype: bf16` with `torch.optim.Adam`, and `fake_balanced_gate: true`
+        # (`FakeBalancedGate` of moe/layers.py)
+        found = PublishedChoices(states="bf16", balanced_gate=True)
         if name.startswith("GPT-OSS"):  # FlexAttention, and `_apply_bias` of moe/layers.py
-            return PublishedChoices(states="bf16", recompute="none", expert_vectors=_OSS_BIASES)
+            return found._replace(recompute="none", expert_vectors=_OSS_BIASES)
         # `attn: te` and `activation_checkpointing: true` of examples/llm_benchmark/**/*_te_deepep
-        return PublishedChoices(states="bf16", recompute="full", software="transformer-engine")
+        return found._replace(recompute="full", software="transformer-engine")
     if source.startswith("MLPerf v5.1, Llama 3.1 8B") and row["device"] not in ("MI355X", "MI325X"):
         # config_common_cg.sh, which NVIDIA's configurations of Llama 3.1 8B read
         return PublishedChoices(states="bf16-gradients", software="megatron-2026")

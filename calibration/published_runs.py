@@ -72,6 +72,9 @@ def run_of_row(row: Mapping[str, str]) -> PublishedRun:
     known = published_choices(row)
     for name, value in (("micro_batch", known.micro_batch), ("vpp", known.vpp)):
         numbers[name] = numbers[name] or value
+    if known.balanced_gate and numbers["experts"] and numbers["top_k"]:
+        numbers["expert_groups"] = numbers["experts"] // numbers["top_k"]
+        numbers["token_groups"] = 1
     memory, network = row.get("memory_GiB"), row.get("network_Gbps")
     unit = 10**9 if row["source"] in _DECIMAL else 2**30
     return PublishedRun(

@@ -57,10 +57,14 @@ class ExchangeTimes:
     def _ring_s(self, nbytes: float, group: GroupPlace) -> float:
         if group.ranks < 2:
             return 0.0
+        start_s, byte_s = self._known_ring(group)
+        return start_s + nbytes * byte_s
+
+    def _known_ring(self, group: GroupPlace) -> tuple[float, float]:
         found = self._known.get(group)
         if found is None:
             found = self._known[group] = self.ring(group)
-        return found[0] + nbytes * found[1]
+        return found
 
     def ring(self, group: GroupPlace) -> tuple[float, float]:
         """Returns the start-up time of a ring, and its time for each byte of an all_gather."""
@@ -84,6 +88,17 @@ class ExchangeTimes:
             return 1.0
         leaving = (local - same) / (local - 1) if scattered else 1 / same
         return max(switch * leaving, 1.0)
+
+    def link_use(self, group: GroupPlace) -> float:
+        """Returns the rate of a group's ring as a share of the rate of a device's links.
+
+        Compute beside a ring is slower because the ring moves bytes through the memory and the
+        multiprocessors of the devices. A ring that waits for the network moves fewer in a second.
+        """
+        if group.ranks < 2:
+            return 1.0
+        byte_s = self._known_ring(group)[1]
+        return min((group.ranks - 1) / group.ranks / self._link_Bps / byte_s, 1.0)
 
     def start_s(self, group: GroupPlace) -> float:
         """Returns the start-up time of a collective, which does not depend on the bytes. Between

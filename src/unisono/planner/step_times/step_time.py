@@ -24,7 +24,7 @@ from unisono.planner.step_times.exchange_times import ExchangeTimes, exchange_ti
 from unisono.planner.step_times.kernel_times import KernelTimes
 from unisono.planner.step_times.layer_times import BACKWARD_ATTENTION, LayerModel, LayerTimes, Shape
 from unisono.planner.step_times.parameter_groups import ParameterGroup, parameter_groups
-from unisono.planner.step_times.update_times import UpdateTimes
+from unisono.planner.step_times.update_times import ShardTimes, UpdateTimes
 
 _LOSS_BYTES = 24
 """Bytes moved for each logit: softmax and its gradient in float32."""
@@ -96,7 +96,7 @@ class StepModel:
         self._layer_times: dict[Shape, LayerTimes] = {}
         self._layer_steps: dict[tuple[object, ...], _KnownSteps] = {}
         self._unsharded: dict[tuple[object, ...], tuple[LayerStep, float]] = {}
-        self._units: dict[tuple[object, ...], tuple[float, float]] = {}
+        self._units: dict[tuple[object, ...], ShardTimes] = {}
         self._outputs: dict[tuple[int, float], float] = {}
 
     def with_constants(self, constants: CalibratedConstants) -> StepModel:
@@ -344,26 +344,21 @@ class StepModel:
         """
         if layout.microbatch_zero < 2:
             return 0.0
-        gather_s, scatter_s = self._unit_s(layout, experts=shape.experts)
-        exchange_s = gather_s * (2 if layout.zero == 3 else 1) + scatter_s
+        unit = self._unit(layout, experts=shape.experts)
+        exchange_s = unit.gather_s * (2 if layout.zero == 3 else 1) + unit.scatter_s
         if self.kernels.frozen:  # Only weights are gathered, twice; adapters are small.
-            exchange_s = gather_s * (2 if layout.zero == 3 else 0)
-        overlapped_s = min(exchange_s, device_s)
-        return exchange_s - overlapped_s + self.constants.overlap_slowdown * overlapped_s
+            exchange_s = unit.gather_s * (2 if layout.zero == 3 else 0)
+        slowdown = self.constants.overlap_slowdown * unit.link_use
+        return exchange_s - min(exchange_s, device_s) * (1 - slowdown)
 
-    def _unit_s(self, layout: Layout, *, experts: bool) -> tuple[float, float]:
-        """Returns the seconds in which ZeRO gathers the weights of a layer, and in which it sums
-        and divides its gradients.
-        """
+    def _unit(self, layout: Layout, *, experts: bool) -> ShardTimes:
+        """Returns the times of the exchanges of a layer's weights and gradients."""
         key = self.layer_key(layout, experts=experts)
         found = self._units.get(key)
         if found is None:
             parameters = layer_parameters(self.model, layout, experts=experts)
             groups = parameter_groups(parameters, layout)
-            gathers, scatters = zip(
-                *(self._updates.sharded_s(each, layout) for each in groups), strict=True
-            )
-            found = self._units[key] = sum(gathers), sum(scatters)
+            found = self._units[key] = self._updates.sharded(groups, layout)
         return found
 
     def _outer_units_s(self, layout: Layout) -> float:
@@ -379,15 +374,12 @@ class StepModel:
             layout.dp * layout.cp,
             layout.tp,
         )
-        units = (
-            self._updates.sharded_s(outer, layout),
-            self._unit_s(layout, experts=model.dense_layers < 1 and model.experts > 0),
-        )
+        first = self._unit(layout, experts=model.dense_layers < 1 and model.experts > 0)
         outer_s, first_s = (
-            gather_s if self.kernels.frozen else gather_s + scatter_s
-            for gather_s, scatter_s in units
+            unit.gather_s if self.kernels.frozen else unit.gather_s + unit.scatter_s
+            for unit in (self._updates.sharded((outer,), layout), first)
         )
-        return outer_s + first_s * (1 - self.constants.overlap_slowdown)
+        return outer_s + first_s * (1 - self.constants.overlap_slowdown * first.link_use)
 
     def _output_s(self, layout: Layout, tokens: float) -> float:
         """Returns the seconds of the output projection and the loss, forward and backward."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 from unisono.planner.constants.calibrated_constants import CalibratedConstants
 from unisono.planner.inputs.divided_parameters import DeviceParameters, stage_parameters
 from unisono.planner.inputs.host_offload import HostOffload
@@ -15,6 +18,16 @@ from unisono.planner.step_times.parameter_groups import ParameterGroup, paramete
 
 _WEIGHT_BYTES = 2
 
+
+class ShardTimes(NamedTuple):
+    """Seconds of the exchanges of sharded parameters."""
+
+    gather_s: float
+    """To gather the weights."""
+    scatter_s: float
+    """To sum and divide the gradients, also between replicas of the shards."""
+    link_use: float
+    """Mean share of the rate of a device's links during these exchanges."""
 
 class UpdateTimes:
     """Computes the times of exchanges of gradients and of the optimizer, once a step.
@@ -52,16 +65,17 @@ class UpdateTimes:
         if layout.microbatch_zero >= 2 or shards == 1:
             return found
         dense, routed = self._stage_groups(layout, stages)
-        exchanges = self._exchanges
-        place = exchanges.place(shards, layout.tp)
-        seconds = exchanges.gather_s(moved * dense.parameters, place)
-        if routed.parameters:
-            place = exchanges.place(routed.ranks, routed.stride)
-            seconds += exchanges.gather_s(moved * routed.parameters, place)
+        exchanges, seconds, link_s = self._exchanges, 0.0, 0.0
+        for group in (dense, routed) if routed.parameters else (dense,):
+            place = exchanges.place(group.ranks, group.stride)
+            group_s = exchanges.gather_s(moved * group.parameters, place)
+            seconds += group_s
+            link_s += group_s * exchanges.link_use(place)
         if self._eager(layout):
             return found + seconds
         overlapped_s = min(seconds * (1 - 1 / max(stages)), window_s)
-        return found + seconds - overlapped_s * (1 - self._constants.overlap_slowdown)
+        slowdown = self._constants.overlap_slowdown * link_s / (seconds or 1.0)
+        return found + seconds - overlapped_s * (1 - slowdown)
 
     def sums_s(self, layout: Layout, stages: tuple[int, ...], microbatches: int) -> float:
         """Returns the mean seconds in which a microbatch's gradients are added to their sums.
@@ -83,12 +97,24 @@ class UpdateTimes:
         """Returns the bytes of a parameter's gradient in the exchange."""
         return min(gradient_bytes(self._workload, layout), 4)
 
-    def sharded_s(self, group: ParameterGroup, layout: Layout) -> tuple[float, float]:
-        """Returns the seconds in which ZeRO-2 and 3 gather the weights of a group, and in which
-        they sum and divide its gradients, also between replicas of the shards.
-        """
-        exchanges = self._exchanges
-        shards = max(group.ranks // layout.dp_replicate, 1)
+    def sharded(self, groups: Sequence[ParameterGroup], layout: Layout) -> ShardTimes:
+        """Returns the seconds of the exchanges of ZeRO-2 and 3."""
+        gather_s = scatter_s = link_s = 0.0
+        for group in groups:
+            gathered_s, scattered_s = self._sharded_s(group, layout)
+            place = self._exchanges.place(self._shards(group, layout), group.stride)
+            gather_s += gathered_s
+            scatter_s += scattered_s
+            link_s += (gathered_s + scattered_s) * self._exchanges.link_use(place)
+        return ShardTimes(gather_s, scatter_s, link_s / ((gather_s + scatter_s) or 1.0))
+
+    @staticmethod
+    def _shards(group: ParameterGroup, layout: Layout) -> int:
+        """Returns the number of ranks that hold different shards of a group."""
+        return max(group.ranks // layout.dp_replicate, 1)
+
+    def _sharded_s(self, group: ParameterGroup, layout: Layout) -> tuple[float, float]:
+        exchanges, shards = self._exchanges, self._shards(group, layout)
         place = exchanges.place(shards, group.stride)
         nbytes = self.reduced_bytes(layout) * group.parameters
         scatter_s = exchanges.gather_s(nbytes, place)
@@ -129,7 +155,7 @@ class UpdateTimes:
         """Returns the seconds of the optimizer."""
         updated = 0.0
         for each in self._stage_groups(layout, stages):
-            shards = max(each.ranks // layout.dp_replicate, 1) if layout.zero else 1
+            shards = self._shards(each, layout) if layout.zero else 1
             updated += each.parameters / shards
         if self._host is not None:
             return self._host.seconds(updated)
