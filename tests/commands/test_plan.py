@@ -265,6 +265,7 @@ def test_cost_checkpoints_and_sensitivity() -> None:
         ((*GPT, "--failure-hours", "9"), "--failure-hours and --storage need --checkpoints"),
         ((*GPT, "--storage", "1e9"), "--failure-hours and --storage need --checkpoints"),
         ((*GPT, "--longest", "-1"), "longest_s must be positive, not -1"),
+        ((*GPT, "--headroom", "10"), "headroom must be at least 0 and under 1, not 10"),
         ((*GPT, "--pareto", "--longest", "9"), "--longest: of a search for the best layouts"),
         ((*GPT, "--pareto", "--keep", "3"), "--keep: of a search for the best layouts"),
         ((*GPT, "--scaling", "--objective", "cost"), "leave --scaling out"),

@@ -67,7 +67,7 @@ def everything(job: planner.Workload) -> list[planner.Prediction]:
                 )
             except ValueError:
                 continue
-            if each.fits:
+            if each.headroom_bytes >= 0.1 * each.capacity_bytes:
                 found.append(each)
     return sorted(found, key=lambda each: each.step_s)
 
@@ -275,3 +275,17 @@ def test_processes_search_a_mixture_of_experts() -> None:
         divided = planner.search(model, cluster, job, keep=30, executor=pool)
     assert divided.entries == alone.entries
     assert divided.counts.considered == alone.counts.considered
+
+
+def test_headroom() -> None:
+    """Tests that layouts leave headroom if any layout does, and only then."""
+    fastest = planner.search(MODEL, CLUSTER, JOB, headroom=0.0)[0].prediction
+    for headroom in (0.1, 0.4, 0.7):
+        found = planner.search(MODEL, CLUSTER, JOB, headroom=headroom)
+        best = found[0].prediction
+        assert best.headroom_bytes >= headroom * best.capacity_bytes
+        assert best.step_s >= fastest.step_s
+    without = planner.search(MODEL, CLUSTER, JOB, headroom=0.0)
+    assert planner.search(MODEL, CLUSTER, JOB, headroom=0.99)[0] == without[0]
+    with pytest.raises(ValueError, match="headroom must be at least 0 and under 1, not 1: a share"):
+        planner.search(MODEL, CLUSTER, JOB, headroom=1)

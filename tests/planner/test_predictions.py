@@ -237,18 +237,20 @@ def test_hidden_gradients_slow_compute_down() -> None:
     shares. In older software, it is the time of the whole exchange.
     """
     constants = default_constants()
+    cluster = replace(CLUSTER, link_Bps=CLUSTER.between_Bps)
+    constants = constants.changed(link_share=1.0, network_share=1.0)
     fast = constants.changed(overlap_slowdown=0.0, straggler=0.0)
     slow = constants.changed(overlap_slowdown=1.0, straggler=0.0)
     model = replace(MODEL, tied=False)
     layout = planner.Layout(dp=16, tp=4, zero=1)
     job = replace(JOB, software="transformer-engine", micro_batch=4)
     hidden, exposed = (
-        planner.predict(model, CLUSTER, layout, job, constants=each).time["gradients"]
+        planner.predict(model, cluster, layout, job, constants=each).time["gradients"]
         for each in (fast, slow)
     )
     assert hidden == pytest.approx(exposed / model.layers)
     job = replace(job, software="megatron-2021")
-    old = planner.predict(model, CLUSTER, layout, job, constants=fast)
+    old = planner.predict(model, cluster, layout, job, constants=fast)
     assert old.time["gradients"] == pytest.approx(exposed)
 
 

@@ -71,7 +71,7 @@ def test_3_how_many_devices_for_some_days() -> None:
     step = planner.search(model, "a100:2048", Workload(seq=2048, global_batch=2048), keep=1)[0]
     goodput = planner.checkpoint_plan(step.prediction).goodput
     run = planner.training_run(step.prediction, tokens=1.4e12, goodput=goodput)
-    assert run.days < 21 < 1.05 * run.high_s / 86400  # does not hold by 1 %
+    assert run.days < 21 < 1.05 * run.high_s / 86400  # holds by less than 1 %
 
 
 def test_4_which_batch() -> None:

@@ -54,11 +54,15 @@ def test_utilisation_falls_with_the_number_of_devices() -> None:
     assert found[128, 1024] > found[1, 1024]
 
 
-def _shards(layout: planner.Layout, states: str, **constants: float) -> float:
+def _shards(
+    layout: planner.Layout, states: str, link_Bps: float = 1e8, **constants: float
+) -> float:
     free = CONSTANTS.changed(
         network_start_s=0.0, link_rank_s=0.0, round_s=0.0, link_start_s=0.0, **constants
     )
-    cluster = planner.Cluster(device="h100", devices=16, per_host=1, network_Bps=1e8)
+    cluster = planner.Cluster(
+        device="h100", devices=16, per_host=1, network_Bps=1e8, link_Bps=link_Bps
+    )
     job = replace(JOB, global_batch=16, states=states)
     return planner.predict(MODEL, cluster, layout, job, constants=free).time["shards"]
 
@@ -85,6 +89,33 @@ def test_replicas_sum_their_shards() -> None:
     gathered = 3 / 4 * (6 * whole + 2 * layers)
     summed = 2 * 3 / 4 * 4 * whole / 4
     assert found == pytest.approx((gathered + summed) / 1e8, rel=1e-3)
+
+
+def test_exchanges_slow_compute_by_the_bytes_that_they_move() -> None:
+    """Tests groups with one, two and all devices of each host: a ring between hosts is as fast as
+    the network of its devices in a host, and at most as fast as the links.
+    """
+    cluster = planner.Cluster(device="h100", devices=64, link_Bps=4e8, network_Bps=1e8)
+    exchanges = ExchangeTimes(cluster, CONSTANTS)
+    for local, use in ((1, 1 / 4), (2, 1 / 2), (4, 1.0), (8, 1.0)):
+        place = exchanges.place(8 * local, 8 // local)
+        assert place.local == local
+        assert exchanges.link_use(place) == pytest.approx(use)
+    assert exchanges.link_use(exchanges.place(8, 1)) == pytest.approx(1)
+    model = replace(MODEL, tied=False)
+    job = replace(JOB, global_batch=64)
+    found = []
+    for tp in (8, 1):
+        layout = planner.Layout(dp=64 // tp, tp=tp, zero=1)
+        times = [
+            planner.predict(
+                model, cluster, layout, job, constants=CONSTANTS.changed(overlap_slowdown=slowdown)
+            ).time["gradients"]
+            for slowdown in (0.0, 0.5, 1.0)
+        ]
+        assert times[0] < times[1] < times[2]
+        found.append((times[2] - times[0]) / (times[1] - times[0]))
+    assert found == pytest.approx([2, 2])
 
 
 def test_replicas_are_part_of_what_is_known_about_a_layer() -> None:

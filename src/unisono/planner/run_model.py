@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -106,35 +106,38 @@ class RunModel:
 
         A choice has the layout, micro batch, recomputation and times by kind.
         """
+        choices = [
+            (full, micro_batch, recompute)
+            for full, micro_batch in self.open_choices(layout)
+            for recompute in self.recomputations()
+        ]
+        if not choices:
+            chunks, rounds = layout.rules.chunks or 1, layout.rules.least_rounds
+            raise ValueError(
+                f"the schedule {layout.schedule} needs {chunks} groups of layers on each of "
+                f"{layout.pp} stages, and at least {rounds} x pp microbatches; the model has "
+                f"{self.model.layers} layers; pp = {max(self.model.layers // chunks, 1)} or "
+                "less, or the schedule 1f1b, works"
+            )
+        if len(choices) > 1:
+            fitting = [each for each in choices if self.memory.fits(*each)]
+            choices = fitting or [min(choices, key=lambda each: self.memory.fullest_bytes(*each))]
+        return self._fastest_of(choices)
+
+    def _fastest_of(
+        self, choices: Sequence[tuple[Layout, int, str]]
+    ) -> tuple[Layout, int, str, dict[str, float]]:
+        """Returns the fastest of some choices, whose recomputations follow each other."""
         best: tuple[Layout, int, str, dict[str, float]] | None = None
-        best_s = 0.0
-        smallest: tuple[float, Layout, int, str] | None = None
-        single = None not in (self.workload.micro_batch, self.workload.recompute, layout.vpp)
-        for full, micro_batch in self.open_choices(layout):
-            for recompute in self.recomputations():
-                if not single:
-                    nbytes = self.memory.fullest_bytes(full, micro_batch, recompute)
-                    if smallest is None or nbytes < smallest[0]:
-                        smallest = nbytes, full, micro_batch, recompute
-                    if nbytes > self.capacity_bytes:
-                        continue
-                kinds = self.step(full, micro_batch, recompute)
-                step_s = sum(kinds.values())
-                if best is None or step_s < best_s:
-                    best, best_s = (full, micro_batch, recompute, kinds), step_s
-                if not self._own:
-                    break  # the remaining recomputation modes are slower
-        if best is None:
-            if smallest is None:
-                chunks, rounds = layout.rules.chunks or 1, layout.rules.least_rounds
-                raise ValueError(
-                    f"the schedule {layout.schedule} needs {chunks} groups of layers on each of "
-                    f"{layout.pp} stages, and at least {rounds} x pp microbatches; the model has "
-                    f"{self.model.layers} layers; pp = {max(self.model.layers // chunks, 1)} or "
-                    "less, or the schedule 1f1b, works"
-                )
-            _, full, micro_batch, recompute = smallest
-            best = full, micro_batch, recompute, self.step(full, micro_batch, recompute)
+        best_s, known = 0.0, None
+        for each in choices:
+            if each[:2] == known and not self._own:
+                continue  # the remaining recomputation modes are slower
+            kinds, known = self.step(*each), each[:2]
+            step_s = sum(kinds.values())
+            if best is None or step_s < best_s:
+                best, best_s = (*each, kinds), step_s
+        assert best is not None
         return best
 
     def recomputations(self) -> tuple[str, ...]:

@@ -74,6 +74,7 @@ def searched(inputs: PlanInputs, options: PlanOptions) -> Candidates:
         inputs.job,
         objective=options.wanted,
         longest_s=options.longest_step_s(inputs.job.tokens),
+        headroom=options.headroom,
         keep=options.keep,
         schedules=options.schedules.split(","),
         calibration=inputs.calibration,

@@ -138,6 +138,13 @@ class PlanOptions:
         float | None,
         typer.Option("--longest", metavar="SECONDS", help="Longest step that is accepted."),
     ] = None
+    headroom: Annotated[
+        float,
+        typer.Option(
+            metavar="SHARE",
+            help="Share of a device's memory that layouts leave free if any layout does.",
+        ),
+    ] = 0.1
     keep: Annotated[int, typer.Option(min=1, help="Number of layouts to print.")] = 10
     explain: Annotated[bool, typer.Option("--explain", help="Print the time as a tree.")] = False
     save_path: Annotated[
@@ -318,6 +325,7 @@ _OF_LIKE = (
         "software",
         "layout",
         "schedules",
+        "headroom",
         "keep",
         "explain",
         "save_path",
@@ -326,7 +334,7 @@ _OF_LIKE = (
     ),
     "json_path",
 )
-_OF_SEARCH = ("objective", "longest_s", "keep", "days")
+_OF_SEARCH = ("objective", "longest_s", "headroom", "keep", "days")
 
 
 def _flag(name: str) -> str:

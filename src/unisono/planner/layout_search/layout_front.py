@@ -80,6 +80,7 @@ def pareto_front(
         schedules=tuple(schedules),
         constants=constants or default_constants(),
         calibration=calibration,
+        headroom=0.0,
     )
     clusters = {each.devices: each for each in smaller_clusters(cluster)}
     one = partial(_front_of, request, tolerance)
@@ -109,7 +110,7 @@ def _front_of(request: OptionRequest, tolerance: float, cluster: Cluster) -> lis
     step_bytes = tolerance * run.capacity_bytes
     fitting = []
     for option in options:
-        if option.fits(run):
+        if option.fits(run, request.headroom):
             nbytes = option.memory_bytes(run)
             memory = ceil(nbytes / step_bytes) * step_bytes if step_bytes else nbytes
             fitting.append((memory, option))

@@ -79,7 +79,7 @@ def candidate_rows(
         if folded:
             tp, pp, *inner = row_of(option)
             variants = layout_options(request, run, [(tp, pp)], (inner[0], inner[1]))
-            others = alternatives(run, variants, each)
+            others = alternatives(run, variants, each, request.headroom)
         first = found[0].prediction if found else prediction
         found.append(
             Candidate(
@@ -95,11 +95,10 @@ def candidate_rows(
 
 
 def alternatives(
-    run: RunModel, options: Sequence[LayoutOption], best: FoundLayout
+    run: RunModel, options: Sequence[LayoutOption], best: FoundLayout, headroom: float
 ) -> tuple[Alternative, ...]:
     """Returns the fastest variant of a row for each setting with another value than in the best
-    variant, fastest first. `options` are those of the row,
-    sorted by their bounds.
+    variant, fastest first. `options` are those of the row, sorted by their bounds.
     """
     mine = {name: value(best.option) for name, value in _SETTINGS.items()}
     differ = [
@@ -113,7 +112,7 @@ def alternatives(
         if option.bound_s > slowest:
             break
         others = {n: v for n in differ if (v := _SETTINGS[n](option)) != mine[n]}
-        if not others or not option.fits(run):
+        if not others or not option.fits(run, headroom):
             continue
         step_s = sum(run.step(option.layout, option.micro_batch, option.recompute).values())
         for name, value in others.items():

@@ -17,6 +17,7 @@ from unisono.planner.inputs.whole_numbers import whole_number
 from unisono.planner.inputs.workload import Workload
 from unisono.planner.layout_search.layout_candidates import Candidates, SearchCounts
 from unisono.planner.layout_search.layout_options import (
+    HEADROOM,
     LayoutOption,
     OptionGroup,
     OptionRequest,
@@ -67,6 +68,7 @@ def search(
     *,
     objective: str = "time",
     longest_s: float | None = None,
+    headroom: float = HEADROOM,
     keep: int = 10,
     folded: bool = True,
     schedules: Sequence[str] = ("1f1b",),
@@ -84,7 +86,9 @@ def search(
     `objective`: the shortest "time" of a step; the least "cost", which is the product of time and
     devices; the fewest "devices"; or the least "memory" of the fullest device. "cost" and "devices"
     also consider parts of the cluster (`smaller_clusters`). `longest_s` is the longest step that is
-    accepted.
+    accepted. Layouts leave `headroom` free, a share of the capacity, because the predicted memory
+    has an error, and because samples and experts are uneven in real training. If no layout does,
+    all layouts that fit are considered. The objective "memory" ignores it.
 
     Considers every tp, pp, cp, ep, interleaving, sequence parallelism, ZeRO stage, micro batch and
     recomputation; values that `job` states are kept. Each combination has a lower bound: its
@@ -113,6 +117,10 @@ def search(
     keep = whole_number("keep", keep)
     if longest_s is not None:
         require_positive({"longest_s": longest_s})
+    if not 0 <= headroom < 1:
+        raise ValueError(
+            f"headroom must be at least 0 and under 1, not {headroom:g}: a share of the memory"
+        )
     request = SearchRequest(
         model=model,
         job=job,
@@ -123,9 +131,13 @@ def search(
         objective=objective,
         longest_s=inf if longest_s is None else longest_s,
         folded=folded,
+        headroom=headroom,
     )
     clusters = smaller_clusters(cluster) if objective in ("cost", "devices") else [cluster]
     found = _searched(request, clusters, executor)
+    if headroom and not any(part.best for part in found):
+        request = replace(request, headroom=0.0)
+        found = _searched(request, clusters, executor)
     best = list(islice(merge(*(part.best for part in found), key=lambda each: each.key), keep))
     if not best:
         raise ValueError(_nothing_found(request, clusters))
@@ -194,7 +206,7 @@ def _least_time(request: SearchRequest, run: RunModel, groups: list[OptionGroup]
                 heappush(waiting, each)
             continue
         reached += 1
-        if not option.fits(run):
+        if not option.fits(run, request.headroom):
             too_large += 1
             continue
         kinds = run.step(option.layout, option.micro_batch, option.recompute)

@@ -96,9 +96,10 @@ class MemoryModel:
         """Returns the bytes that are reserved on the fullest device."""
         return self.use(layout, micro_batch, recompute).reserved
 
-    def fits(self, layout: Layout, micro_batch: int, recompute: str) -> bool:
-        """Returns True if the fullest device needs at most the capacity."""
-        room = (self._capacity_bytes - self._outside_bytes(layout)) / self._least
+    def fits(self, layout: Layout, micro_batch: int, recompute: str, headroom: float = 0.0) -> bool:
+        """Returns True if the fullest device leaves this share of the capacity free."""
+        usable = self._capacity_bytes * (1 - headroom)
+        room = (usable - self._outside_bytes(layout)) / self._least
         return all(live <= room for live in self._live_bytes(layout, micro_batch, recompute))
 
     def _use(self, live: float, layout: Layout) -> MemoryUse:

@@ -29,6 +29,7 @@ class ShardTimes(NamedTuple):
     link_use: float
     """Mean share of the rate of a device's links during these exchanges."""
 
+
 class UpdateTimes:
     """Computes the times of exchanges of gradients and of the optimizer, once a step.
 
@@ -99,29 +100,27 @@ class UpdateTimes:
 
     def sharded(self, groups: Sequence[ParameterGroup], layout: Layout) -> ShardTimes:
         """Returns the seconds of the exchanges of ZeRO-2 and 3."""
-        gather_s = scatter_s = link_s = 0.0
+        exchanges, gather_s, scatter_s, link_s = self._exchanges, 0.0, 0.0, 0.0
         for group in groups:
-            gathered_s, scattered_s = self._sharded_s(group, layout)
-            place = self._exchanges.place(self._shards(group, layout), group.stride)
+            shards = self._shards(group, layout)
+            place = exchanges.place(shards, group.stride)
+            nbytes = self.reduced_bytes(layout) * group.parameters
+            gathered_s = exchanges.gather_s(_WEIGHT_BYTES * group.parameters, place)
+            scattered_s = exchanges.gather_s(nbytes, place)
+            link_s += (gathered_s + scattered_s) * exchanges.link_use(place)
+            if layout.dp_replicate > 1:
+                copies = exchanges.place(layout.dp_replicate, group.stride * shards)
+                summed_s = exchanges.all_reduce_s(nbytes / shards, copies)
+                scattered_s += summed_s
+                link_s += summed_s * exchanges.link_use(copies)
             gather_s += gathered_s
             scatter_s += scattered_s
-            link_s += (gathered_s + scattered_s) * self._exchanges.link_use(place)
         return ShardTimes(gather_s, scatter_s, link_s / ((gather_s + scatter_s) or 1.0))
 
     @staticmethod
     def _shards(group: ParameterGroup, layout: Layout) -> int:
         """Returns the number of ranks that hold different shards of a group."""
         return max(group.ranks // layout.dp_replicate, 1)
-
-    def _sharded_s(self, group: ParameterGroup, layout: Layout) -> tuple[float, float]:
-        exchanges, shards = self._exchanges, self._shards(group, layout)
-        place = exchanges.place(shards, group.stride)
-        nbytes = self.reduced_bytes(layout) * group.parameters
-        scatter_s = exchanges.gather_s(nbytes, place)
-        if layout.dp_replicate > 1:
-            copies = exchanges.place(layout.dp_replicate, group.stride * shards)
-            scatter_s += exchanges.all_reduce_s(nbytes / shards, copies)
-        return exchanges.gather_s(_WEIGHT_BYTES * group.parameters, place), scatter_s
 
     def _tied_s(self, layout: Layout) -> float:
         """Returns the seconds in which the first and the last stage sum the gradients of their two
