@@ -1,7 +1,7 @@
 """Runs the measurements for the performance targets between hosts, on lab hosts (requires root).
 Writes one JSON file per part.
 
-Parts with a file in the results folder are not measured again. `python benchmarks/page.py` writes
+Parts with a file in the results folder are not measured again. `python benchmarks/write_pages.py` writes
 the page.
 
     python benchmarks/hosts.py              # all parts, about 20 minutes

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from model_layouts_page import render_model_layouts
+from pages.model_layouts import render_model_layouts
 from torch import distributed as dist
 from torch import nn
 from torch.overrides import TorchFunctionMode

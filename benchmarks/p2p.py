@@ -3,7 +3,7 @@ Writes one JSON file per part.
 
 Parts measure messages between pairs of ranks on one host and between two lab hosts, natively and
 with torch. Other parts measure memory of unexpected messages, and steps of a pipeline. Parts with a
-file in the results folder are not measured again. `python benchmarks/page.py` writes the page.
+file in the results folder are not measured again. `python benchmarks/write_pages.py` writes the page.
 
     python benchmarks/p2p.py                    # all parts
     python benchmarks/p2p.py --only n2,memory   # some
@@ -24,7 +24,7 @@ import p2p_calls
 import p2p_memory
 import p2p_pipeline
 import typer
-from p2p_page import render_p2p
+from pages.messages import render_p2p
 from rich.console import Console
 
 from unisono.bench.cases import Case

@@ -22,8 +22,8 @@ from typing import Annotated, Any
 
 import typer
 from intel_mpi import install_intel_mpi, intel_mpi_version
+from pages.shared_arrays import render_shared_arrays
 from rich.console import Console
-from shared_arrays_page import render_shared_arrays
 
 from unisono.bench.cases import Case
 from unisono.bench.contestants import INTEL, INTEL_ROOT, KERNELS, OURS, SHARED, STREAMING

@@ -6,7 +6,7 @@ file are not measured again, so an interrupted sweep resumes.
     python benchmarks/sweep.py                       # all parts, then the page
     python benchmarks/sweep.py --ranks 2 --api torch # some parts
     python benchmarks/sweep.py --peers impi          # beside Intel MPI, which is then installed
-    python benchmarks/page.py                        # the page from what is there
+    python benchmarks/write_pages.py                        # the page from what is there
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Annotated
 
 import typer
 from intel_mpi import install_intel_mpi, intel_mpi_version
-from page import write_page
-from peers_page import PEERS_PREFIX, render_peers
+from pages.peers import PEERS_PREFIX, render_peers
 from rich.console import Console
+from write_pages import write_pages
 
 from unisono.bench.cases import Case
 from unisono.bench.contestants import INTEL, INTEL_ROOT, MEMORY, OURS
@@ -124,8 +124,8 @@ def main(
     if named:
         measured = [json.loads((folder / part.file_name).read_text()) for part in parts]
         print("\n".join(render_peers(measured)))
-    write_page(folder, page)
-    console.print(f"wrote {page}")
+    for path in write_pages(folder, page):
+        console.print(f"wrote {path}")
 
 
 if __name__ == "__main__":

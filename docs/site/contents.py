@@ -81,7 +81,21 @@ SECTIONS: Final[dict[str, list[Section]]] = {
         ),
         (
             "Results",
-            ["benchmarks/RESULTS.md", "benchmarks/RESULTS-intel.md", "benchmarks/README.md"],
+            [
+                "benchmarks/RESULTS.md",
+                "benchmarks/results/hosts.md",
+                "benchmarks/results/messages.md",
+                "benchmarks/results/shared-arrays.md",
+                "benchmarks/results/peers.md",
+                "benchmarks/results/interfaces.md",
+                "benchmarks/results/training.md",
+                "benchmarks/results/controller.md",
+                "benchmarks/results/algorithms.md",
+                "benchmarks/results/simulator.md",
+                "benchmarks/RESULTS-intel.md",
+                "benchmarks/results/intel/training.md",
+                "benchmarks/README.md",
+            ],
         ),
         (
             "Internals",

@@ -6,9 +6,8 @@ from __future__ import annotations
 from statistics import geometric_mean
 from typing import Any
 
-from results_page import OURS, Sample, render_table, samples_of
-from target_rows import HEAD, target_row
-
+from pages.sweeps import OURS, Sample, render_table, samples_of
+from pages.target_rows import HEAD, target_row
 from unisono.bench.cases import OPERATIONS
 from unisono.bench.contestants import INTEL
 from unisono.bench.sizes import format_size

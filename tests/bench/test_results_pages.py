@@ -1,24 +1,26 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from choice_page import render_choice, render_reproducible
+import pytest
 from faults import results as fault_results
 from faults import write as write_faults
-from faults_page import render_faults
-from hosts_page import render_hosts
-from model_layouts_page import render_model_layouts
-from p2p_page import render_p2p
-from page import write_page
-from peers_page import render_peers
-from results_page import render_page
-from shared_arrays_page import render_shared_arrays
-from simulator_page import render_lab
-from trees_page import render_trees
-from weight_transfer_page import render_weight_transfer
+from pages.choice import render_choice, render_reproducible
+from pages.faults import render_faults
+from pages.hosts import render_hosts
+from pages.messages import render_p2p
+from pages.model_layouts import render_model_layouts
+from pages.peers import render_peers
+from pages.shared_arrays import render_shared_arrays
+from pages.simulator import render_lab
+from pages.sweeps import render_page
+from pages.trees import render_trees
+from pages.weight_transfer import render_weight_transfer
+from write_pages import TOPICS, sections_of, write_pages
 
 from unisono.bench.cases import Case
 from unisono.bench.results import Measurement, Row, RunReport
@@ -28,7 +30,7 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 def test_rows_and_means(report: RunReport) -> None:
     report = replace(report, settings={"rounds": 7})
-    page = render_page([report.to_dict()], {}, {})
+    page = render_page([report.to_dict()], {})
     assert "of 7 rounds" in page
     assert "## native, 4 ranks" in page
     row = "| all_reduce | 8 | 2.00 | 20.00 | 1.00 | 10.00 | 2.00 | 48 near | 0 |"
@@ -47,10 +49,10 @@ def test_bars_of_a_mode_use_only_its_rounds(report: RunReport) -> None:
         probes_s=(far, near, far, near, near),
     )
     settings = {"rounds": 5}
-    page = render_page([replace(report, rows=(row,), settings=settings).to_dict()], {}, {})
+    page = render_page([replace(report, rows=(row,), settings=settings).to_dict()], {})
     assert "| all_reduce 64 MiB n=2, near | <= 6.9 ms | no rounds in near mode | - |" in page
     row = replace(row, probes_s=(near, near, near, far, near))
-    page = render_page([replace(report, rows=(row,), settings=settings).to_dict()], {}, {})
+    page = render_page([replace(report, rows=(row,), settings=settings).to_dict()], {})
     assert "| all_reduce 64 MiB n=2, near | <= 6.9 ms | 9.0 ms in 2 of 5 rounds | **no** |" in page
     assert "| all_reduce 64 MiB n=2, near: over the limit | <= 1.3 | 1.80 | **no** |" in page
 
@@ -104,14 +106,14 @@ def test_many_ranks_are_compared_with_few_and_the_limit(report: RunReport) -> No
             found = tuple(Measurement(contestant=c, times_s=(t,)) for c, t in times_s.items())
             rows.append(replace(report.rows[0], case=case, measurements=found))
         document = replace(report, rows=tuple(rows), settings={"rounds": 1}).to_dict()
-        return render_page([document], {}, {})
+        return render_page([document], {})
 
     assert "| <= 2 | 1.50 (the limit: 2.00) | yes |" in page(limit=True)
     assert "| <= 2 | 1.50 | yes |" in page(limit=False)
 
 
 def test_a_page_without_measurements() -> None:
-    assert "Nothing was measured yet" in render_page([], {}, {})
+    assert "Nothing was measured yet" in render_page([], {})
 
 
 def part(rails: int, ours_s: float, gloo_s: float) -> dict[str, Any]:
@@ -288,12 +290,24 @@ def test_errors_of_the_simulator() -> None:
     assert page[-1] == "| 2 | ring | 100 (-2.0%) | 100 (+16.0%) |"
 
 
-def test_the_page_equals_the_results(tmp_path: Path) -> None:
-    """Tests that RESULTS.md equals the page that `python benchmarks/page.py` writes from the
-    results.
-    """
-    write_page(FOLDER / "results", tmp_path / "RESULTS.md")
-    assert (tmp_path / "RESULTS.md").read_text() == (FOLDER / "RESULTS.md").read_text()
+@pytest.mark.parametrize("folder", ["", "intel"])
+def test_the_pages_equal_the_results(folder: str, tmp_path: Path) -> None:
+    """Tests the pages that `python benchmarks/write_pages.py` writes from the results."""
+    copy = tmp_path / "results" / folder
+    shutil.copytree(FOLDER / "results" / folder, copy, ignore=shutil.ignore_patterns("*.md"))
+    name = "RESULTS-intel.md" if folder else "RESULTS.md"
+    written = write_pages(copy, tmp_path / name)
+    for path in written:
+        place = path.relative_to(tmp_path)
+        assert path.read_text() == (FOLDER / place).read_text(), place
+    if not folder:
+        assert len(written) == 1 + len(TOPICS)
+
+
+def test_each_section_is_on_a_page() -> None:
+    sections = sections_of(FOLDER / "results")
+    on_pages = [title for topic in TOPICS.values() for title in topic.sections]
+    assert sorted(sections) == sorted(on_pages)
 
 
 def test_layouts_of_models_are_trained_or_refused() -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from statistics import geometric_mean, median
 from typing import Any
 
-from target_rows import HEAD, target_row
-
+from pages.target_rows import HEAD, target_row
 from unisono.bench.sizes import format_size
 
 UNCHANGED = 0.98

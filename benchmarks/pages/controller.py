@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from statistics import median, quantiles
 from typing import Any
 
-from target_rows import HEAD, at_most, target_row
+from pages.target_rows import HEAD, at_most, target_row
 
 Document = dict[str, Any]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median, quantiles
 from typing import Any
 
-from target_rows import HEAD, target_row
+from pages.target_rows import HEAD, target_row
 
 FACTOR = 3.0
 LINK_SHARE = 0.95

@@ -1,14 +1,13 @@
-"""Writes benchmarks/RESULTS.md from the JSON documents of `sweep.py`."""
+"""The first page of results, benchmarks/RESULTS.md, from the JSON documents of `sweep.py`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from statistics import geometric_mean, median
 from typing import Any
 
-from target_rows import HEAD, at_most, target_row
-
+from pages.target_rows import HEAD, at_most, target_row
 from unisono.bench.cases import OPERATIONS
 from unisono.bench.core_latency import FAR_S, describe_latency
 from unisono.bench.sizes import format_size
@@ -72,31 +71,25 @@ class Sample:
         return self.times_s[peer] / self.time_s
 
 
-def render_page(
-    documents: list[Document],
-    trainings: Mapping[str, Document],
-    sections: Mapping[str, Sequence[str]],
-) -> str:
-    """Returns the page. `trainings` has the documents of `unisono train --json` by task. `sections`
-    has the other parts by title.
-    """
+def render_page(documents: list[Document], links: Mapping[str, str]) -> str:
+    """Returns the page. `links` has the contents of the other pages by their paths."""
     samples = [sample for document in documents for sample in samples_of(document)]
     samples.sort(
         key=lambda sample: list(OPERATIONS).index(sample.op)
     )  # the sort is stable, so that sizes keep their order
-    lines = ["# Results", "", *_preface(documents), "", "## Targets", "", *_targets(samples)]
+    lines = ["# Results", "", *_preface(documents)]
+    if links:
+        lines += ["", "| other results | |", "|---|---|"]
+        lines += [f"| [{path}]({path}) | {text} |" for path, text in links.items()]
+    lines += ["", "## Targets", "", *_targets(samples)]
     for api, ranks in sorted({(sample.api, sample.ranks) for sample in samples}):
         chosen = [s for s in samples if (s.api, s.ranks) == (api, ranks)]
         lines += ["", f"## {api}, {ranks} ranks", "", *render_table(chosen)]
-    for task, training in trainings.items():
-        lines += ["", f"## Training: {task}", "", *_training(task, training)]
-    for title, section in sections.items():
-        lines += ["", f"## {title}", "", *section]
     return "\n".join(lines) + "\n"
 
 
-def _training(task: str, document: Document) -> Iterator[str]:
-    """Yields a row for each measure, with a column for each backend. The last column is the ratio
+def render_train(task: str, document: Document) -> Iterator[str]:
+    """Yields, for a document of `unisono train --json`, a row for each measure, with a column for each backend. The last column is the ratio
     of the last backend to the first backend.
     """
     runs, ranks = document["runs"], document["settings"]["ranks"]
@@ -135,16 +128,25 @@ def samples_of(document: Document) -> Iterator[Sample]:
         )
 
 
-def _preface(documents: list[Document]) -> list[str]:
+def machine_text(documents: list[Document]) -> str:
+    """Returns one line about the machine of the documents."""
     if not documents:
-        return ["Nothing was measured yet: `python benchmarks/sweep.py`."]
+        return "Nothing was measured yet: `python benchmarks/sweep.py`."
     machine = documents[0]["machine"]
     packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
+    return (
+        f"{machine['cpu']}, {machine['cores']} cores, Linux {machine['kernel']}, "
+        f"Python {machine['python']}; {packages}."
+    )
+
+
+def _preface(documents: list[Document]) -> list[str]:
+    if not documents:
+        return [machine_text(documents)]
     busy = max(document["machine"]["busy_cores"] for document in documents)
     rounds = sorted({document["settings"]["rounds"] for document in documents})
     return [
-        f"{machine['cpu']}, {machine['cores']} cores, Linux {machine['kernel']}, "
-        f"Python {machine['python']}; {packages}.",
+        machine_text(documents),
         "",
         "`python benchmarks/sweep.py`: all contestants of a row alternate in one run. Times are",
         f"medians in microseconds, of {' or '.join(map(str, rounds))} rounds (`--rounds`). Every",

@@ -7,7 +7,7 @@ from __future__ import annotations
 from statistics import median
 from typing import Any
 
-from target_rows import HEAD, at_most, target_row
+from pages.target_rows import HEAD, at_most, target_row
 
 LEAST_RATE, MOST_BLOCKED, MOST_MEMORY = 0.8, 0.05, 1.3
 

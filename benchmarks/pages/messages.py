@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import geometric_mean, median
 from typing import Any
 
-from results_page import Sample, samples_of
-from target_rows import HEAD, target_row
-
+from pages.sweeps import Sample, samples_of
+from pages.target_rows import HEAD, target_row
 from unisono.bench.sizes import format_size
 
 Document = dict[str, Any]

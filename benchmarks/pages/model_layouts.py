@@ -7,8 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from target_rows import HEAD, target_row
-
+from pages.target_rows import HEAD, target_row
 from unisono.planner import Layout
 
 BAR = 1e-10

@@ -7,7 +7,7 @@ from __future__ import annotations
 from statistics import median
 from typing import Any
 
-from target_rows import HEAD, target_row
+from pages.target_rows import HEAD, target_row
 
 BARS = (
     ("wheel to first all_reduce: pip and a program of 2 ranks", "total_s", 30.0),

@@ -9,8 +9,9 @@ from itertools import combinations
 from statistics import median
 from typing import Any
 
-from target_rows import HEAD, at_most
 from timing import milliseconds
+
+from pages.target_rows import HEAD, at_most
 
 Document = dict[str, Any]
 Renderer = Callable[[Document], Iterator[str]]

@@ -6,8 +6,7 @@ from operator import truediv
 from statistics import geometric_mean, median
 from typing import Any
 
-from target_rows import HEAD, at_most
-
+from pages.target_rows import HEAD, at_most
 from unisono.bench.sizes import format_size
 
 MEAN_REGRET, WORST_REGRET, PRICE = 1.05, 1.30, 1.10

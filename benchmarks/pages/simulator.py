@@ -9,8 +9,8 @@ from statistics import mean, median
 from typing import Any, Literal
 
 from tables import nccl
-from target_rows import HEAD, at_most
 
+from pages.target_rows import HEAD, at_most
 from unisono.bench.sizes import format_size
 from unisono.simulator.calibration import Holdout, calibrate, holdout, of_contestant
 from unisono.simulator.measurement_files import Sample, read

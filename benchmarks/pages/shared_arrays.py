@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import Any
 
-from target_rows import HEAD, target_row
-
+from pages.target_rows import HEAD, target_row
 from unisono.bench.contestants import INTEL, KERNELS, SHARED, STREAMING
 from unisono.bench.sizes import format_size
 
