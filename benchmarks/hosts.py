@@ -1,8 +1,8 @@
 """Runs the measurements for the performance targets between hosts, on lab hosts (requires root).
 Writes one JSON file per part.
 
-Parts with a file in the results folder are not measured again. `python benchmarks/write_pages.py` writes
-the page.
+Parts with a file in the results folder are not measured again. `python benchmarks/write_pages.py`
+writes the page.
 
     python benchmarks/hosts.py              # all parts, about 20 minutes
     python benchmarks/hosts.py --only flat  # one of them

@@ -3,7 +3,8 @@ Writes one JSON file per part.
 
 Parts measure messages between pairs of ranks on one host and between two lab hosts, natively and
 with torch. Other parts measure memory of unexpected messages, and steps of a pipeline. Parts with a
-file in the results folder are not measured again. `python benchmarks/write_pages.py` writes the page.
+file in the results folder are not measured again. `python benchmarks/write_pages.py` writes the
+page.
 
     python benchmarks/p2p.py                    # all parts
     python benchmarks/p2p.py --only n2,memory   # some

@@ -89,8 +89,8 @@ def render_page(documents: list[Document], links: Mapping[str, str]) -> str:
 
 
 def render_train(task: str, document: Document) -> Iterator[str]:
-    """Yields, for a document of `unisono train --json`, a row for each measure, with a column for each backend. The last column is the ratio
-    of the last backend to the first backend.
+    """Yields, for a document of `unisono train --json`, a row for each measure, with a column for
+    each backend. The last column is the ratio of the last backend to the first backend.
     """
     runs, ranks = document["runs"], document["settings"]["ranks"]
     yield f"`unisono train {task} -n {ranks}`; the backends alternated; the loss curves "
