@@ -48,7 +48,7 @@ def pytest_runtest_call() -> Generator[None, object, object]:
     except Exception as error:
         if "needs torch" not in str(error):
             raise
-        from torch_backend.torch_version import refusal  # imported here, since it imports torch
+        from worlds.torch_version import refusal  # imported here, since it imports torch
 
         if reason := refusal(error):
             pytest.skip(reason)

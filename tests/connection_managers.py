@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from time_limits import PATIENCE_S
-from unisono.control.connection_manager import ConnectionManager
-from unisono.control.group_endpoint import Fault, PeerInfo
 from unisono.errors import UnisonoError
+from unisono.rank_connections.connection_manager import ConnectionManager
+from unisono.rank_connections.group_endpoint import Fault, PeerInfo
 from unisono.transport.introduction import tag_of
 
 SECRET = b"the secret of this job"

@@ -24,7 +24,7 @@ from typing import Any
 
 from connection_managers import SECRET, Recorder, make_manager
 from time_limits import PATIENCE_S
-from unisono.control.group_endpoint import OVERDUE_EVENT, PeerInfo
+from unisono.rank_connections.group_endpoint import OVERDUE_EVENT, PeerInfo
 
 _QUERY_PAUSE_S = 0.1
 

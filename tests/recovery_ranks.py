@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from unisono.control.paxos_acceptor import (
+from unisono.rank_connections.paxos_acceptor import (
     Vote,
     VotePhase,
     VoteReply,

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from bootstrap_stores import free_port
-from torch_backend.forked_program import run_program, torchrun
+from worlds.forked_program import run_program, torchrun
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

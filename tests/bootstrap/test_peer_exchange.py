@@ -25,8 +25,8 @@ from unisono.bootstrap.peer_exchange import (
     this_host,
 )
 from unisono.bootstrap.tcp_store import TcpStore
-from unisono.control.group_endpoint import PeerInfo
 from unisono.errors import RendezvousError
+from unisono.rank_connections.group_endpoint import PeerInfo
 
 HERE = this_host()
 

@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from integrations.exported_llama import BATCHES, adam, llama, loss_of
-from torch_backend.forked_program import run_program
+from worlds.forked_program import run_program
 
 pytestmark = pytest.mark.optional
 PROGRAM = Path(__file__).with_name("exported_llama.py")

@@ -11,8 +11,8 @@ pytest.importorskip("torch")
 import torch
 from torch import nn
 
-from torch_backend.planned_models import WIDTH
-from torch_backend.stacked_experts import (
+from parallel.worlds.planned_models import WIDTH
+from parallel.worlds.stacked_experts import (
     BiasedExperts,
     CountedExperts,
     EqualExperts,

@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 import torch
 from torch import nn
 
-from torch_backend.nested_models import Block, NestedDecoder, Wrapper
+from parallel.worlds.nested_models import Block, NestedDecoder, Wrapper
 from unisono.parallel.run.parameters.gathered_units import gathered_units
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, SequenceParallel
 
-from torch_backend.planned_models import FusedDecoder, GroupedDecoder
+from parallel.worlds.planned_models import FusedDecoder, GroupedDecoder
 from unisono.parallel import Layout, ModelPlan, Precision, plan
 from unisono.parallel.layers import TransformerModel
 from unisono.parallel.run.planned_division import planned_precision

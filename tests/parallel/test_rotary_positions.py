@@ -100,7 +100,7 @@ def llama_weights(model: TransformerModel, weights: dict[str, torch.Tensor]) -> 
 @pytest.mark.optional
 def test_logits_are_those_of_a_llama_of_transformers():
     transformers = pytest.importorskip("transformers")
-    from torch_backend.test_transformers_plans import in_float64
+    from parallel.worlds.test_transformers_plans import in_float64
 
     torch.manual_seed(0)
     config = transformers.LlamaConfig(

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from torch_backend.traced_models import TracedDecoder
+from parallel.worlds.traced_models import TracedDecoder
 from unisono.parallel import Layout, Precision
 from unisono.parallel.layers import LayoutDropout
 from unisono.parallel.run.batch.batch_tree import BatchTree

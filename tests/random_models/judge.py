@@ -19,7 +19,7 @@ from random_models.habits import HABITS
 from random_models.optimizers import MAGNIFYING, PROPORTIONAL
 from random_models.outcome import Outcome
 from random_models.sentences import fault_of_error
-from torch_backend.forked import start
+from worlds.forked import start
 
 _HERE = Path(__file__).parent
 _HANG_S = 20.0

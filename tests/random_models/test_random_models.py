@@ -21,7 +21,7 @@ from random_models.found import FOUND
 from random_models.judge import Verdict, compare, judge
 from random_models.outcome import Outcome
 from random_models.shrink import shrink
-from torch_backend.torch_version import needs_layouts
+from worlds.torch_version import needs_layouts
 
 pytestmark = pytest.mark.torch
 SOAK_S = float(os.environ.get("UNISONO_SOAK_S", "600"))

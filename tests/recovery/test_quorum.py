@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recovery_ranks import WorldOfHosts
-from unisono.control.paxos_acceptor import Vote, VotePhase, VoteRequest, cast, cast_in
+from unisono.rank_connections.paxos_acceptor import Vote, VotePhase, VoteRequest, cast, cast_in
 from unisono.recovery.membership_agreement import undecided
 from unisono.recovery.quorum import Poll, entry_of, suffices
 

@@ -12,7 +12,7 @@ import torch
 from torch import distributed as dist
 
 from torch_backend.contributions import contribution, contributions, require_equal
-from torch_backend.torch_version import needs_torch
+from worlds.torch_version import needs_torch
 
 pytestmark = pytest.mark.torch
 RANKS = 3

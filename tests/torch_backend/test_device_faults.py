@@ -10,11 +10,11 @@ import torch
 from torch import distributed as dist
 
 from connection_managers import wait_until
-from torch_backend.forked import join_all, start_ranks
 from torch_backend.process_memory import ProcessMemory
 from unisono.errors import PeerLostError
 from unisono.torch_backend.device.device_group import over_peer_memory
 from unisono.types import ReduceOp
+from worlds.forked import join_all, start_ranks
 
 pytestmark = pytest.mark.torch
 RANKS, SURVIVOR, KILLED = 2, 0, 1

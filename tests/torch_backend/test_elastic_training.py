@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from bootstrap_stores import free_port
-from torch_backend.forked_program import torchrun
+from worlds.forked_program import torchrun
 
 pytestmark = pytest.mark.torch
 EXAMPLE = Path(__file__).parents[2] / "examples" / "elastic_training.py"

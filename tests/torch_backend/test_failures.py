@@ -15,10 +15,10 @@ from torch.distributed import _functional_collectives as functional
 
 from connection_managers import wait_until
 from time_limits import limit_s
-from torch_backend.forked import kill_last, start_ranks
 from unisono.controller import Job, ProcessGroupTransfer
 from unisono.errors import AbortedError, CollectiveTimeoutError, MismatchError, PeerLostError
 from unisono.parallel import Layout, TrainingMesh
+from worlds.forked import kill_last, start_ranks
 
 pytestmark = pytest.mark.torch
 RANKS = 2

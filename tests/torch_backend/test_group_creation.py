@@ -16,9 +16,9 @@ from torch import distributed as dist  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 
 from bootstrap_stores import free_port  # noqa: E402
-from torch_backend.forked import start  # noqa: E402
 from unisono import config  # noqa: E402
 from unisono.communicator.store_join import exchange_hosts  # noqa: E402
+from worlds.forked import start  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

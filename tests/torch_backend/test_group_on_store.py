@@ -12,9 +12,9 @@ import torch
 from torch import distributed as dist
 
 from group_resources import mappings, open_files
-from torch_backend.forked import join_all, start
 from unisono.errors import PeerLostError, RendezvousError
 from unisono.torch_backend import communicator_of, group_on_store
+from worlds.forked import join_all, start
 
 pytestmark = pytest.mark.torch
 LIMIT = timedelta(seconds=60)

@@ -11,9 +11,9 @@ from torch import distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from group_resources import mappings, open_files
-from torch_backend.world_rank import STAND_IN
 from unisono.errors import AbortedError, CollectiveTimeoutError, MismatchError, UnsupportedError
 from unisono.torch_backend import reserved
+from worlds.world_rank import STAND_IN
 
 pytestmark = pytest.mark.torch
 RANKS = 4

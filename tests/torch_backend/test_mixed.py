@@ -18,10 +18,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from torch_backend.on_device import DEVICE, on_device, zeros
-from torch_backend.torch_version import needs_torch
 from unisono.errors import MismatchError, UnsupportedError
 from unisono.torch_backend import Options, reserved
 from unisono.torch_backend.process_group import ProcessGroup
+from worlds.torch_version import needs_torch
 
 pytestmark = pytest.mark.torch
 RANKS = 4

@@ -34,8 +34,8 @@ from torch_backend.reference_training import (
     sgd,
     train,
 )
-from torch_backend.torch_version import needs_torch
-from torch_backend.world_rank import STAND_IN
+from worlds.torch_version import needs_torch
+from worlds.world_rank import STAND_IN
 
 pytestmark = pytest.mark.torch
 RANKS = 2

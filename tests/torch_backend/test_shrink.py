@@ -16,9 +16,9 @@ import torch
 from torch import distributed as dist
 
 from bootstrap_stores import free_port
-from torch_backend.forked import start
 from unisono.errors import AbortedError, PeerLostError, UnsupportedError
 from unisono.torch_backend import reserved
+from worlds.forked import start
 
 pytestmark = pytest.mark.torch
 RANKS = 3

@@ -21,12 +21,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 from bootstrap_stores import free_port
-from torch_backend.forked import join_all, start
-from torch_backend.world_rank import STAND_IN
 from unisono.errors import CollectiveTimeoutError, UnsupportedError
 from unisono.torch_backend import communicator_of, stand_in, stand_in_for
 from unisono.torch_backend.private import replacement
 from unisono.torch_backend.stand_in import _made_by_unisono
+from worlds.forked import join_all, start
+from worlds.world_rank import STAND_IN
 
 pytestmark = pytest.mark.torch
 RANKS = 4

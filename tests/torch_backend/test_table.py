@@ -16,8 +16,8 @@ from torch import distributed as dist
 from torch.distributed import _functional_collectives as functional
 
 from torch_backend.contributions import contribution, contributions, require_equal
-from torch_backend.torch_version import needs_torch
 from unisono.torch_backend import _devices, all_gather_single, reduce_scatter_single
+from worlds.torch_version import needs_torch
 
 pytestmark = pytest.mark.torch
 RANKS = 3

@@ -14,11 +14,11 @@ import pytest
 import torch
 from torch import distributed as dist
 
-from torch_backend.torch_version import needs_torch
 from unisono import Communicator
 from unisono.errors import CollectiveTimeoutError
 from unisono.torch_backend import all_gather_single, flight_recorder, reduce_scatter_single
 from unisono.torch_backend.history import History
+from worlds.torch_version import needs_torch
 
 pytestmark = pytest.mark.torch
 RANKS = 2

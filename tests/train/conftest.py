@@ -13,8 +13,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from torch_backend.forked_program import start_program
 from unisono.train import rank_launch, rank_starter
+from worlds.forked_program import start_program
 
 
 class Agent:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from unisono.bootstrap.group_config import GroupConfig, JoinedGroup
-    from unisono.control import ConnectionManager
+    from unisono.rank_connections import ConnectionManager
 
 Hosts: TypeAlias = tuple[tuple[int, ...], ...]
 """The ranks of each host."""

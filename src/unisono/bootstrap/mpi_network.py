@@ -18,9 +18,9 @@ from unisono.bootstrap.mpi_store import MpiStore
 from unisono.bootstrap.peer_exchange import RankFacts, WorldFacts, exchange_facts, this_host
 from unisono.bootstrap.shared_segment import join_segment
 from unisono.config import Settings
-from unisono.control import MpiWatch
 from unisono.errors import RendezvousError, UnsupportedError
 from unisono.native import Group, usable_cores
+from unisono.rank_connections import MpiWatch
 from unisono.transport import MpiLink, PendingRelease
 from unisono.types import SingleCopy
 

@@ -19,9 +19,9 @@ from typing import Any
 
 from unisono.bootstrap.group_config import StagingShape, shape_for
 from unisono.bootstrap.store import BootstrapStore
-from unisono.control import PeerInfo
 from unisono.errors import RendezvousError
 from unisono.native import usable_cores
+from unisono.rank_connections import PeerInfo
 from unisono.transport import random_secret
 
 _VERSION = 2

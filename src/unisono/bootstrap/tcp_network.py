@@ -19,9 +19,9 @@ from unisono.bootstrap.peer_exchange import RankFacts, WorldFacts, exchange_fact
 from unisono.bootstrap.shared_segment import join_segment
 from unisono.bootstrap.store import BootstrapStore
 from unisono.config import Settings
-from unisono.control import ConnectionManager
 from unisono.errors import AbortedError
 from unisono.native import Group, usable_cores
+from unisono.rank_connections import ConnectionManager
 from unisono.transport import Security, available_interfaces, choose_interfaces
 from unisono.types import SingleCopy
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from unisono.communicator.communicator import Communicator
-from unisono.control import Fault
 from unisono.errors import AbortedError, CollectiveTimeoutError, PeerLostError
+from unisono.rank_connections import Fault
 
 _FAULTS: dict[type[Exception], Fault] = {
     PeerLostError: Fault.PEER_LOST,

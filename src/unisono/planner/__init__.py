@@ -11,7 +11,7 @@ True
 `inputs/` describes model, cluster, layout and workload. `prediction.py` combines the results of
 `memory/` and `step_times/`, which use `constants/`. `layout_search/` compares predictions.
 `own_measurements/` has the user's own measurements. `recommendation/` predicts models with
-embedding tables. The repository's folder `calibration/` fits the constants to published runs.
+embedding tables. The repository's folder `planner_fit/` fits the constants to published runs.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ from collections.abc import Set
 
 from unisono import native
 from unisono.bootstrap import GroupNetwork, JoinedGroup
-from unisono.control import (
+from unisono.errors import AbortedError
+from unisono.rank_connections import (
     END_OF_BALLOTS,
     GaveUp,
     RecoveryText,
@@ -24,7 +25,6 @@ from unisono.control import (
     VoteRequest,
     cast_in,
 )
-from unisono.errors import AbortedError
 from unisono.recovery import membership_agreement
 from unisono.recovery.quorum import Poll, entry_of
 from unisono.recovery.transport import RecoveryRequest, TooFewError, recovered_group_config

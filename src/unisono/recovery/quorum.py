@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Set
 
-from unisono.control import Vote, VotePhase, VoteReply, VoteRequest
+from unisono.rank_connections import Vote, VotePhase, VoteReply, VoteRequest
 from unisono.recovery.membership_agreement import decided, undecided
 
 
