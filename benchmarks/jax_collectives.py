@@ -32,7 +32,7 @@ from rich.progress import track
 import unisono
 from unisono.bench.contestants import mpi_command
 from unisono.bench.machine_facts import describe_machine
-from unisono.launch.rank_cores import bind_threads
+from unisono.launch.rank_threads import bind_threads
 
 SIZES = {8: 500, 1 << 16: 200, 1 << 20: 60, 1 << 24: 30}
 """By bytes: the number of calls in a round. As many calls before them are not measured: in a

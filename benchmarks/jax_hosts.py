@@ -25,7 +25,7 @@ from jax_collectives import Ranks
 from unisono.bench.lab import Lab
 from unisono.bench.link_rate import link_rate
 from unisono.bench.machine_facts import describe_machine
-from unisono.launch.rank_cores import bind_threads
+from unisono.launch.rank_threads import bind_threads
 
 HOSTS, RANKS, PORT = 2, 2, 29_441
 BYTES = 1 << 24

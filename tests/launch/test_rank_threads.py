@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import unisono
-from unisono.launch.rank_cores import part_of
+from unisono.launch.rank_threads import part_of
 
 pytest.importorskip("torch")
 

@@ -22,8 +22,8 @@ from unisono.rank_connections.control_messages import (
     pack_failure,
     pack_last_calls,
 )
+from unisono.rank_connections.control_server import ControlServer
 from unisono.rank_connections.entered_groups import EnteredGroups
-from unisono.rank_connections.failure_relay import ControlServer
 from unisono.rank_connections.group_endpoint import PeerInfo
 from unisono.rank_connections.paxos_acceptor import VotePhase, VoteRequest
 from unisono.rank_connections.peer_messages import PeerMessages, RecoveryInbox

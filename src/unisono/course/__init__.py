@@ -7,7 +7,7 @@ In a lab, a reader commits to a prediction (`ask`), runs ranks or the simulator,
 >>> [chapter.name for chapter in chapters()][:3]
 ['parallelism', 'primitives', 'algorithms']
 >>> lab("2").name, lab("primitives", "zh").parent.name
-('primitives.py', 'zh')
+('chapter2_primitives.py', 'zh')
 """
 
 from unisono.course.chapters import LANGUAGES, Chapter, chapters, lab

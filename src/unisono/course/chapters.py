@@ -46,6 +46,6 @@ def lab(chapter: str, language: str = "en") -> Path:
         raise ValueError(f"language: expected one of {', '.join(LANGUAGES)}, got {language!r}")
     for each in chapters():
         if chapter in (str(each.number), each.name):
-            return Path(__file__).parent / language / f"{each.name}.py"
+            return Path(__file__).parent / language / f"chapter{each.number}_{each.name}.py"
     known = ", ".join(f"{each.number} ({each.name})" for each in chapters())
     raise ValueError(f"chapter: expected one of {known}, got {chapter!r}")

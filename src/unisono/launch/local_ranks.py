@@ -17,7 +17,7 @@ from typing import Any
 from unisono import config
 from unisono.bootstrap import reserved_port
 from unisono.errors import PeerLostError
-from unisono.launch import rank_cores
+from unisono.launch import rank_threads
 from unisono.launch.pickling import pack
 from unisono.launch.rank_process import end_with_parent, report
 from unisono.launch.rank_results import GRACE_S, collect, ended
@@ -112,7 +112,7 @@ def _child(task: _RankTask, world: config.LaunchedRank, port: int, pipe: Connect
     config.export(world)
     here = config.LocalRank(rank=world.rank, size=world.size)
     config.export_to_torch(world, ("127.0.0.1", port), here)
-    rank_cores.share(world.rank, world.size, bind=task.binds)
+    rank_threads.share(world.rank, world.size, bind=task.binds)
     report(task.packed, world.rank, pipe)
 
 

@@ -22,13 +22,13 @@ from unisono.pipeline.task_run import StageTask, TaskGroup, TaskRun, TaskSpan, r
 
 if TYPE_CHECKING:
     from unisono.pipeline.network_run import PipelineSimulation, simulate_pipeline
+    from unisono.pipeline.pipeline_plot import save_task_plot, task_svg
     from unisono.pipeline.pipeline_schedule import PipelineSchedule, StageMessage, StageTimes
-    from unisono.pipeline.task_plot import save_task_plot, task_svg
 
 _NAMES = {
     "network_run": ("PipelineSimulation", "simulate_pipeline"),
     "pipeline_schedule": ("PipelineSchedule", "StageMessage", "StageTimes"),
-    "task_plot": ("save_task_plot", "task_svg"),
+    "pipeline_plot": ("save_task_plot", "task_svg"),
 }
 __getattr__ = lazy_names(
     __name__, {f"{__name__}.{module}": names for module, names in _NAMES.items()}

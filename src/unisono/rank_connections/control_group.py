@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from unisono.errors import AuthenticationError, RendezvousError, UnisonoError
 from unisono.rank_connections.control_messages import ControlMessage, MessageKind
-from unisono.rank_connections.failure_relay import ControlClient, ControlEndpoint, ControlServer
+from unisono.rank_connections.control_server import ControlClient, ControlEndpoint, ControlServer
 from unisono.rank_connections.world import World
 from unisono.transport import ConnectionKind, Dial, DialFailure, Introduction, OneShotEvent
 

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
-from unisono.rank_connections.control_channel import ControlChannel
 from unisono.rank_connections.control_messages import ControlMessage, MessageKind
 from unisono.rank_connections.entered_groups import EnteredGroups
 from unisono.rank_connections.paxos_acceptor import (
@@ -27,6 +26,7 @@ from unisono.rank_connections.paxos_acceptor import (
     unpack_reply,
     unpack_request,
 )
+from unisono.rank_connections.watched_channel import WatchedChannel
 from unisono.rank_connections.world import World
 from unisono.transport import TAG_BYTES, ConnectionKind, Dial, DialFailure, Introduction
 
@@ -113,7 +113,7 @@ class PeerMessages:
         self._world, self._groups, self._handle = world, groups, handle
         self._rank = world.config.rank
         self._peer_channels: dict[int, _PeerChannel] = {}
-        self._channels: set[ControlChannel] = set()
+        self._channels: set[WatchedChannel] = set()
         self._inboxes: dict[Attempt, RecoveryInbox] = {}
         self._waiting: deque[tuple[Attempt, RecoveryEvent]] = deque(maxlen=_MOST_WAITING)
 
@@ -163,7 +163,7 @@ class PeerMessages:
         def received(message: ControlMessage) -> None:
             self.received(introduction.rank, message, channel)
 
-        channel = ControlChannel(
+        channel = WatchedChannel(
             self._world.loop,
             sock,
             self._world.config.peer_timeout_s,
@@ -187,7 +187,7 @@ class PeerMessages:
             inbox.put(Unreachable(rank=rank))
         self._groups.unreachable(rank, silent)
 
-    def received(self, rank: int, message: ControlMessage, channel: ControlChannel) -> None:
+    def received(self, rank: int, message: ControlMessage, channel: WatchedChannel) -> None:
         """Handles a message from a rank. Raises `ValueError` for a malformed message."""
         if message.origin != rank:
             raise ValueError(f"a message with origin {message.origin} from rank {rank}")
@@ -218,7 +218,7 @@ class PeerMessages:
             case _:
                 raise ValueError(f"a direct message of unexpected kind {message.kind}")
 
-    def _handle_request(self, tag: bytes, request: VoteRequest, channel: ControlChannel) -> None:
+    def _handle_request(self, tag: bytes, request: VoteRequest, channel: WatchedChannel) -> None:
         reply = self._groups.cast(tag, request)
         if request.phase is VotePhase.DECIDED:
             return
@@ -228,7 +228,7 @@ class PeerMessages:
             self._send_decision(tag, channel)
             channel.send(self._message(tag, MessageKind.VOTE_REPLY, b""))
 
-    def _send_decision(self, tag: bytes, channel: ControlChannel) -> bool:
+    def _send_decision(self, tag: bytes, channel: WatchedChannel) -> bool:
         """Sends the decision, if there is one, to a rank that asks after it was made. Returns True
         if there is one.
         """
@@ -267,7 +267,7 @@ class _PeerChannel:
     def __init__(self, messages: PeerMessages, world: World, rank: int) -> None:
         self._messages, self._world, self._rank = messages, world, rank
         self._pending: list[ControlMessage] = []
-        self._channel: ControlChannel | None = None
+        self._channel: WatchedChannel | None = None
         self._is_closed = False
         self._dial = self._begin()
 
@@ -312,7 +312,7 @@ class _PeerChannel:
         )
 
     def _opened(self, sock: socket.socket) -> None:
-        self._channel = ControlChannel(
+        self._channel = WatchedChannel(
             self._world.loop,
             sock,
             self._world.config.peer_timeout_s,

@@ -36,7 +36,7 @@ _UNSEEN_S = 0.4
 _SILENT = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 
-class ControlChannel:
+class WatchedChannel:
     """Sends messages to one rank and receives messages from that rank.
 
     `ended` is called once, when the connection has ended. Its argument describes what happened to

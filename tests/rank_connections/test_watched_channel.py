@@ -7,8 +7,8 @@ import socket
 from collections.abc import Iterator
 
 from connection_managers import wait_until
-from unisono.rank_connections.control_channel import ControlChannel
 from unisono.rank_connections.control_messages import ControlMessage, MessageKind
+from unisono.rank_connections.watched_channel import WatchedChannel
 from unisono.transport.event_loop import EventLoop
 
 LAST_CALL_QUERY = ControlMessage(
@@ -19,16 +19,16 @@ LAST_CALL_QUERY = ControlMessage(
 @contextlib.contextmanager
 def channel_and_peer(
     messages: list[ControlMessage],
-) -> Iterator[tuple[EventLoop, ControlChannel, socket.socket]]:
+) -> Iterator[tuple[EventLoop, WatchedChannel, socket.socket]]:
     loop = EventLoop()
     loop.start("test of a line")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         peer = socket.create_connection(listener.getsockname())
         ours, _ = listener.accept()
-    channels: list[ControlChannel] = []
+    channels: list[WatchedChannel] = []
     loop.run(
         lambda: channels.append(
-            ControlChannel(loop, ours, 2.5, received=messages.append, ended=lambda why: None)
+            WatchedChannel(loop, ours, 2.5, received=messages.append, ended=lambda why: None)
         ),
         5,
     )
@@ -41,7 +41,7 @@ def channel_and_peer(
         peer.close()
 
 
-def query_often(channel: ControlChannel) -> None:
+def query_often(channel: WatchedChannel) -> None:
     for _ in range(1000):
         channel.send_query(LAST_CALL_QUERY)
 

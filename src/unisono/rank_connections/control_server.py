@@ -11,7 +11,6 @@ import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 
-from unisono.rank_connections.control_channel import ControlChannel
 from unisono.rank_connections.control_messages import (
     ControlMessage,
     MessageKind,
@@ -21,6 +20,7 @@ from unisono.rank_connections.control_messages import (
     unpack_welcome,
 )
 from unisono.rank_connections.last_call_query import LastCallQueries
+from unisono.rank_connections.watched_channel import WatchedChannel
 from unisono.transport import EventLoop, Introduction
 
 Deliver = Callable[[ControlMessage], None]
@@ -74,7 +74,7 @@ class ControlServer(ControlEndpoint):
     ) -> None:
         self._loop, self._rank, self._peer_timeout_s = loop, rank, peer_timeout_s
         self._hosts, self._rank0_data, self._deliver = hosts, rank0_data, deliver
-        self._channels: dict[int, ControlChannel] = {}
+        self._channels: dict[int, WatchedChannel] = {}
         self._seen: set[int] = set()
         self._last_calls = LastCallQueries(loop, rank, self._send_to)
         self._leaving = False
@@ -92,7 +92,7 @@ class ControlServer(ControlEndpoint):
         """Accepts a rank's connection as its control channel, and sends the welcome message."""
         rank, pid = introduction.rank, introduction.pid
         self._seen.add(rank)
-        self._channels[rank] = ControlChannel(
+        self._channels[rank] = WatchedChannel(
             self._loop,
             sock,
             self._peer_timeout_s,
@@ -184,7 +184,7 @@ class ControlClient(ControlEndpoint):
         self._deliver, self._welcome, self._server_lost = deliver, welcome, server_lost
         self._pid = 0
         self._leaving = False
-        self._channel: ControlChannel | None = ControlChannel(
+        self._channel: WatchedChannel | None = WatchedChannel(
             loop, sock, peer_timeout_s, received=self._received, ended=self._ended
         )
 
