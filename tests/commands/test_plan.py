@@ -31,6 +31,13 @@ def test_the_fastest_layouts_and_their_file() -> None:
     assert planner.Layout.load("layout.json").devices == 16
 
 
+def test_layouts_without_the_headroom_are_told() -> None:
+    code, output = plan(*GPT, "--headroom", "0.99", "--keep", "1")
+    assert code == 0
+    assert "no layout leaves 99% of the memory free, so all that fit were considered" in output
+    assert "no layout leaves" not in plan(*GPT, "--keep", "1")[1]
+
+
 def test_rows_that_differ() -> None:
     code, output = plan(*GPT, "--price", "2", "--schedules", "1f1b,zbv", "--json", "out.json")
     assert code == 0, output

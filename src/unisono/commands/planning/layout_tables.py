@@ -87,8 +87,20 @@ def search_parts(candidates: Candidates, options: PlanOptions, title: str) -> li
     return [
         layout_table(predictions, options, title),
         *_difference_parts(candidates),
+        *filter(None, [_headroom_text(predictions[0], options.headroom)]),
         f"[dim]{_counts_text(candidates.counts)}[/]",
     ]
+
+
+def _headroom_text(best: Prediction, wanted: float) -> str:
+    """Returns a warning if no layout leaves the wanted share of the memory free, else nothing."""
+    share = best.headroom_bytes / best.capacity_bytes
+    if share >= wanted:
+        return ""
+    return (
+        f"no layout leaves {wanted:.0%} of the memory free, so all that fit were considered; row 1 "
+        f"leaves {share:.0%}, and predicted memory has an error of about 10%"
+    )
 
 
 def _difference_parts(candidates: Candidates) -> list[Any]:
