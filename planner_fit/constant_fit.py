@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from published_runs import PublishedRun
 
 from unisono.planner.constants.calibrated_constants import CalibratedConstants, constants_from
-from unisono.planner.run_model import RunModel
+from unisono.planner.layout_evaluation import RunModel
 from unisono.planner.step_times.kernel_times import KernelTimes
 
 _DEVIATION = 0.08

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 from constant_fit import ConstantFit
-from error_parts import fit_parts
 from error_tables import constants_markdown, errors_markdown, own_runs_markdown
+from interval_fit import fit_parts
 from left_out_errors import LeftOutSource, left_out_sources, source_errors
 from memory_fit import MemoryFit
 from own_run_errors import own_run_errors

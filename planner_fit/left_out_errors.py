@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from constant_fit import ConstantFit
-from error_parts import SourceErrors, fit_parts
+from interval_fit import SourceErrors, fit_parts
 from layout_ranking import ranking
 from published_runs import PublishedRun, grouped, predict_run
 

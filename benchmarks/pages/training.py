@@ -143,8 +143,8 @@ def _context(document: Document) -> Iterator[str]:
 
 
 def _figures(document: Document) -> Iterator[str]:
-    yield "`python benchmarks/parallel_figures.py`: each strategy trains the same model to the"
-    yield "losses of one process (1e-5, float32). Figures of a step in KiB, of the rank with"
+    yield "`python benchmarks/predicted_bytes_memory.py`: each strategy trains the same model"
+    yield "to the losses of one process (1e-5, float32). Figures of a step in KiB, of the rank with"
     yield "most; in brackets what the closed forms predict, if it differs by more than 2 %."
     yield "Memory is that between two steps, when ZeRO-2 too has divided its weights."
     heads = ("task", "layout", "microbatches", "sent", "weights", "gradients", "optimizer")

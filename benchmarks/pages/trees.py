@@ -12,11 +12,11 @@ UNCHANGED = 0.98
 
 
 def render_trees(document: dict[str, Any]) -> list[str]:
-    """Renders the JSON results of `trees.py` as Markdown."""
+    """Renders the JSON results of `compare_revisions.py` as Markdown."""
     rows, ops = document["rows"], list(dict.fromkeys(row["op"] for row in document["rows"]))
     lines = [
-        f"`python benchmarks/trees.py TREE` with the tree at {document['other']}: collectives of",
-        f"both trees alternate, with {document['rounds']} rounds each. Ratios are the other",
+        f"`python benchmarks/compare_revisions.py TREE` with the tree at {document['other']}:",
+        f"collectives of both trees alternate, with {document['rounds']} rounds each. Ratios are the other",
         "tree's median time over this tree's: above 1, this tree is faster. Every result was",
         "verified.",
         "",

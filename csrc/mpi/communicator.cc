@@ -7,9 +7,9 @@
 #include <thread>
 #include <utility>
 
+#include "mpi/comm_world.h"
+#include "mpi/huge_pages.h"
 #include "mpi/names.h"
-#include "mpi/program.h"
-#include "mpi/result_memory.h"
 
 namespace unisono::mpi {
 namespace {

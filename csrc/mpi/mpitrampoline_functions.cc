@@ -7,9 +7,9 @@
 #include <optional>
 #include <string>
 
+#include "mpi/comm_world.h"
 #include "mpi/communicator.h"
 #include "mpi/names.h"
-#include "mpi/program.h"
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 

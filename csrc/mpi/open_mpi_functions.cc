@@ -15,9 +15,9 @@
 #include <utility>
 #include <vector>
 
+#include "mpi/comm_world.h"
 #include "mpi/names.h"
 #include "mpi/open_mpi_operators.h"
-#include "mpi/program.h"
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 

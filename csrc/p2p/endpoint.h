@@ -5,8 +5,8 @@
 #include <optional>
 
 #include "memory/waiter.h"
-#include "p2p/matcher.h"
 #include "p2p/message_request.h"
+#include "p2p/tag_matching.h"
 
 namespace unisono::p2p {
 

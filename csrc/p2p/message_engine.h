@@ -24,7 +24,7 @@
 #include "memory/single_copy.h"
 #include "memory/waiter.h"
 #include "p2p/endpoint.h"
-#include "p2p/matcher.h"
+#include "p2p/tag_matching.h"
 #include "transport/fault_reports.h"
 #include "transport/transport.h"
 

@@ -5,8 +5,8 @@
 #include <span>
 #include <vector>
 
-#include "simulator/clock.h"
 #include "simulator/deadlines.h"
+#include "simulator/event_queue.h"
 #include "simulator/ragged_lists.h"
 #include "simulator/sharing.h"
 #include "simulator/usage.h"

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "mpi/comm_world.h"
 #include "mpi/communicator.h"
 #include "mpi/names.h"
-#include "mpi/program.h"
 #include "tests/handed_groups.h"
 #include "tests/report.h"
 

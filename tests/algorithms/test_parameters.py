@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from unisono.algorithms import build, cost, find
-from unisono.algorithms.parameters import Level, Spec, parse
+from unisono.algorithms.algorithm_spec import Level, Spec, parse
 from unisono.errors import UnsupportedError
 from unisono.types import Op
 

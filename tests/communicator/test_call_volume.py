@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from traffic_matrix import sent_and_received, traffic
+from unisono.communicator.call_cache import CallRequest
 from unisono.communicator.call_volume import (
     COUNTER_ROWS,
     elements_moved,
     internal_volume,
     volume_of,
 )
-from unisono.communicator.calls import CallRequest
 from unisono.types import DType, Op, ReduceOp
 
 ROOTED = (Op.BROADCAST, Op.REDUCE, Op.SCATTER, Op.GATHER)

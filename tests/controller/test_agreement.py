@@ -9,7 +9,7 @@ from controller.world import World, step_of
 from unisono.controller import messages as m
 from unisono.controller.agreement import State, step
 from unisono.controller.fusion.buckets import buckets_of
-from unisono.controller.member import (
+from unisono.controller.rank_state import (
     Adopt,
     Closes,
     EnterPlan,

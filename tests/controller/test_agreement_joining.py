@@ -11,7 +11,7 @@ from controller.world import World, step_of
 from unisono.controller import messages as m
 from unisono.controller.agreement import State, step
 from unisono.controller.fusion.buckets import Bucket
-from unisono.controller.member import Received, Submitted
+from unisono.controller.rank_state import Received, Submitted
 from unisono.controller.request import Request
 from unisono.errors import PeerLostError, UnisonoError
 from unisono.types import DType

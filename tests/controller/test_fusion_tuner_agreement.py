@@ -19,7 +19,7 @@ from controller.world import World, explore, step_of
 from unisono.controller import messages as m
 from unisono.controller.fusion.fusion_tuner import FusionTuner
 from unisono.controller.fusion.tuning_settings import TuningSettings
-from unisono.controller.member import Adopt
+from unisono.controller.rank_state import Adopt
 
 SHORT = TuningSettings(
     warm_up=0,

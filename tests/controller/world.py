@@ -25,7 +25,7 @@ from unisono.controller.fusion.fusion_trial import TrialClock
 from unisono.controller.fusion.fusion_tuner import FusionTuner
 from unisono.controller.fusion.trial_plan import TrialPlan
 from unisono.controller.handle import Flight, Handle
-from unisono.controller.member import Mode, Received
+from unisono.controller.rank_state import Mode, Received
 
 _MOST_MOVES = 100_000
 

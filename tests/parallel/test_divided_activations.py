@@ -19,7 +19,7 @@ from unisono.parallel.layers import (
     SelfAttention,
     is_per_position,
 )
-from unisono.parallel.run.divided_activations import check_activations, last_head
+from unisono.parallel.run.activation_checks import check_activations, last_head
 from unisono.planner import Layout, Transformer
 
 pytestmark = pytest.mark.torch

@@ -22,7 +22,7 @@ from pretended_hosts import spanning
 from ranks import Threads, unique_name
 from unisono import Communicator, UnsupportedError, algorithms, config
 from unisono.communicator import IntRange, Measured, Rule, Selection
-from unisono.communicator.own_selection import own_table
+from unisono.communicator.selection_sources import own_table
 from unisono.selection import selection_table
 from unisono.selection.rules_file import from_json, load, save, to_json
 from unisono.selection.selection_table import Layer, SelectionTable, parse_algorithms

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from cases_in_turn import turn
 from unisono.algorithms import build, names
 from unisono.schedule import Schedule, Transfer
-from unisono.show.compact import entries, lines, pattern
+from unisono.show.transfer_text import entries, lines, pattern
 from unisono.types import Op
 
 Sent = set[tuple[int, int, int, int, bool]]

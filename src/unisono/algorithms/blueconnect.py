@@ -9,8 +9,8 @@ whole vector in bytes. In the docstrings below, "Bytes" is the number of bytes t
 from __future__ import annotations
 
 from unisono.algorithms import bucket, ring
+from unisono.algorithms.algorithm_spec import Dims
 from unisono.algorithms.grid import Grid, Lines
-from unisono.algorithms.parameters import Dims
 from unisono.algorithms.registry import algorithm
 from unisono.algorithms.schedule_composition import Composer, backwards, in_sequence
 from unisono.schedule import Collective, Schedule

@@ -14,10 +14,10 @@ the docstrings below, "Bytes" is the number of bytes that a rank sends.
 from __future__ import annotations
 
 from unisono.algorithms import ring
+from unisono.algorithms.algorithm_spec import Dims, check_dims
 from unisono.algorithms.cost import Cost, of_all_gather, scatter_then_gather
 from unisono.algorithms.cost import backwards as backwards_cost
 from unisono.algorithms.grid import Grid, Lines, near_square
-from unisono.algorithms.parameters import Dims, check_dims
 from unisono.algorithms.registry import algorithm
 from unisono.algorithms.schedule_composition import Composer, backwards, in_sequence, on_ranks
 from unisono.errors import UnsupportedError

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from itertools import product, takewhile
 from math import prod
 
+from unisono.algorithms.algorithm_spec import Dims
 from unisono.algorithms.cost import BY_PART
-from unisono.algorithms.parameters import Dims
 from unisono.algorithms.schedule_composition import Composer
 from unisono.schedule import Schedule
 from unisono.types import Op

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from unisono.algorithms.algorithm_spec import Dims
 from unisono.algorithms.grid import Grid
-from unisono.algorithms.parameters import Dims
 from unisono.errors import UnsupportedError
 
 

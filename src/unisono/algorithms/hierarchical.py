@@ -21,11 +21,11 @@ from fractions import Fraction
 from math import lcm, prod
 
 from unisono.algorithms import operation_sequences
+from unisono.algorithms.algorithm_spec import Dims, Level, parse
 from unisono.algorithms.cost import BY_PART, FREE, Cost
 from unisono.algorithms.grid import Grid, Lines, exchange
 from unisono.algorithms.host_layout import HostLayout, Hosts
 from unisono.algorithms.levels import Hierarchy, follows_hosts
-from unisono.algorithms.parameters import Dims, Level, parse
 from unisono.algorithms.registry import Algorithm, algorithm, find, names
 from unisono.algorithms.schedule_composition import Composer
 from unisono.schedule import Collective, Schedule

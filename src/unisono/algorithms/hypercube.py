@@ -11,10 +11,10 @@ from __future__ import annotations
 from fractions import Fraction
 
 from unisono.algorithms import direct, one_shot
+from unisono.algorithms.algorithm_spec import Dims, check_dims
 from unisono.algorithms.cost import Cost, of_all_gather
 from unisono.algorithms.cost import backwards as backwards_cost
 from unisono.algorithms.grid import Grid, Lines, exchange
-from unisono.algorithms.parameters import Dims, check_dims
 from unisono.algorithms.registry import algorithm
 from unisono.algorithms.schedule_composition import Composer, backwards
 from unisono.schedule import Collective, Schedule

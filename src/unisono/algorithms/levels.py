@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from itertools import chain
 from math import prod
 
+from unisono.algorithms.algorithm_spec import Dims, Level, check_dims, parse
 from unisono.algorithms.cost import Cost
 from unisono.algorithms.grid import Grid, near_square
 from unisono.algorithms.host_layout import HostLayout, Hosts
-from unisono.algorithms.parameters import Dims, Level, check_dims, parse
 from unisono.algorithms.registry import build, cost, names
 from unisono.algorithms.schedule_composition import on_ranks
 from unisono.errors import UnsupportedError

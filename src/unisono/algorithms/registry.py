@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from unisono.algorithms import parameters, schedule_composition
+from unisono.algorithms import algorithm_spec, schedule_composition
 from unisono.algorithms.cost import FREE, Cost
 from unisono.algorithms.host_layout import Hosts
 from unisono.errors import UnsupportedError
@@ -33,13 +33,13 @@ _CHANNELS = "channels"
 _BLOCK_BYTES = "block_bytes"
 _UNIVERSAL = (_CHANNELS, _BLOCK_BYTES)
 _READERS: Mapping[Any, Callable[[str, str], Any]] = {
-    int: parameters.number,
-    int | None: parameters.number,
-    parameters.Dims | None: parameters.dims,
+    int: algorithm_spec.number,
+    int | None: algorithm_spec.number,
+    algorithm_spec.Dims | None: algorithm_spec.dims,
     str: lambda _, text: text,
     str | None: lambda _, text: text,
 }
-_LEVELS = tuple[parameters.Level, ...]
+_LEVELS = tuple[algorithm_spec.Level, ...]
 _HOSTS = "hosts"
 
 
@@ -133,7 +133,7 @@ def find(op: Op | str, name: str) -> Algorithm:
     ['k']
     """
     op = _operation(op)
-    return _find(op, parameters.parse(op, name).name)
+    return _find(op, algorithm_spec.parse(op, name).name)
 
 
 def build(
@@ -142,7 +142,7 @@ def build(
     *,
     ranks: int,
     root: int = 0,
-    levels: parameters.Dims | None = None,
+    levels: algorithm_spec.Dims | None = None,
     hosts: Hosts | None = None,
 ) -> Schedule:
     """Builds the schedule of the algorithm that the string `name` describes. The module
@@ -184,7 +184,7 @@ def cost(
     name: str,
     *,
     ranks: int,
-    levels: parameters.Dims | None = None,
+    levels: algorithm_spec.Dims | None = None,
     hosts: Hosts | None = None,
 ) -> Cost:
     """Returns the cost of an algorithm from a formula, without building the schedule. `build`
@@ -207,17 +207,17 @@ def block_bytes(op: Op | str, name: str) -> int | None:
     >>> block_bytes("all_reduce", "direct:block_bytes=65536")
     65536
     """
-    found = dict(parameters.parse(_operation(op), name).named).get(_BLOCK_BYTES)
-    return None if found is None else parameters.number(f"{name}: {_BLOCK_BYTES}", found)
+    found = dict(algorithm_spec.parse(_operation(op), name).named).get(_BLOCK_BYTES)
+    return None if found is None else algorithm_spec.number(f"{name}: {_BLOCK_BYTES}", found)
 
 
 def _resolve(
-    op: Op, name: str, ranks: int, levels: parameters.Dims | None, hosts: Hosts | None
+    op: Op, name: str, ranks: int, levels: algorithm_spec.Dims | None, hosts: Hosts | None
 ) -> tuple[Algorithm, dict[str, Any]]:
     """Returns the algorithm and its arguments, except the ranks and the root."""
     if not 1 <= ranks <= MAX_RANKS:
         raise UnsupportedError(f"{op}: expected 1..{MAX_RANKS} ranks, got {ranks}")
-    parsed = parameters.parse(op, name)
+    parsed = algorithm_spec.parse(op, name)
     found = _find(op, parsed.name)
     known = {parameter.name: parameter.type for parameter in found.parameters}
     texts = dict(parsed.named)

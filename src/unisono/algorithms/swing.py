@@ -14,10 +14,10 @@ from math import prod
 import numpy as np
 
 from unisono.algorithms import power_of_two_ranks
+from unisono.algorithms.algorithm_spec import Dims, check_dims
 from unisono.algorithms.cost import Cost, scatter_then_gather
 from unisono.algorithms.cost import backwards as backwards_cost
 from unisono.algorithms.grid import Grid
-from unisono.algorithms.parameters import Dims, check_dims
 from unisono.algorithms.registry import algorithm
 from unisono.algorithms.schedule_composition import backwards, in_channels
 from unisono.errors import UnsupportedError

@@ -11,10 +11,10 @@ in bytes. In the docstrings below, "Bytes" is the number of bytes that a rank se
 from __future__ import annotations
 
 from unisono.algorithms import ring
+from unisono.algorithms.algorithm_spec import Dims, check_dims
 from unisono.algorithms.cost import Cost
 from unisono.algorithms.grid import near_square
 from unisono.algorithms.hamiltonian import hamiltonian_cycles
-from unisono.algorithms.parameters import Dims, check_dims
 from unisono.algorithms.registry import algorithm
 from unisono.algorithms.schedule_composition import in_channels
 from unisono.errors import UnsupportedError

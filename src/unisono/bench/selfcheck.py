@@ -20,7 +20,7 @@ from unisono.bench.contestants import OURS, Contestant
 from unisono.bench.expected_results import allocate, count_wrong
 from unisono.bench.peers.base import Array, Call
 from unisono.bench.peers.unisono_communicator import bind
-from unisono.bench.system_facts import Fact, gather_facts, read_neighbour
+from unisono.bench.selfcheck_facts import Fact, gather_facts, read_neighbour
 from unisono.communicator import Communicator
 from unisono.errors import UnsupportedError
 from unisono.temporary_folders import TemporaryFolder

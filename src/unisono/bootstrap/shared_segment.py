@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator
 
 from unisono.bootstrap import segment_creation
-from unisono.bootstrap.descriptors import Shortage, shortage_of
+from unisono.bootstrap.file_descriptors import Shortage, shortage_of
 from unisono.bootstrap.group_config import (
     GroupConfig,
     JoinedGroup,

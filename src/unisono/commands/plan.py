@@ -52,7 +52,7 @@ def _output(options: PlanOptions) -> PlanOutput:
 
 
 def _plan(options: PlanOptions) -> PlanOutput:
-    from unisono.commands.planning import layout_tables, outlook_tables
+    from unisono.commands.planning import layout_tables, scaling_cost_tables
     from unisono.commands.planning.plan_inputs import read_inputs
     from unisono.planner.recommendation import is_dlrm
 
@@ -68,9 +68,9 @@ def _plan(options: PlanOptions) -> PlanOutput:
     if options.pareto:
         return layout_tables.front_output(inputs, options)
     if options.scaling:
-        return outlook_tables.scaling_output(inputs, options)
+        return scaling_cost_tables.scaling_output(inputs, options)
     found, best = layout_tables.layouts_output(inputs, options)
-    more: list[tuple[str, Any, Any]] = outlook_tables.of_best(inputs, options, best)
+    more: list[tuple[str, Any, Any]] = scaling_cost_tables.of_best(inputs, options, best)
     for name, part, document in more:
         found.parts.append(part)
         found.document[name] = document

@@ -48,7 +48,7 @@ from unisono.communicator.arrays import check_writable as check_writable
 from unisono.communicator.arrays import dtype_of
 from unisono.communicator.arrays import empty_like as empty_like
 from unisono.communicator.c_interface import get_include, group_address
-from unisono.communicator.calls import common_name as common_name
+from unisono.communicator.call_cache import common_name as common_name
 from unisono.communicator.communicator import Communicator
 from unisono.communicator.communicator_stats import CommunicatorStats, OperationStats
 from unisono.communicator.communicator_stats import bytes_sent as bytes_sent

@@ -18,7 +18,7 @@ import numpy as np
 from unisono import native
 from unisono.communicator.arrays import Array
 from unisono.communicator.batch_memory import BatchMemory
-from unisono.communicator.calls import CallRequest
+from unisono.communicator.call_cache import CallRequest
 from unisono.communicator.engine import Call, DeferredResult, Engine, MessageCall
 from unisono.communicator.work import JoinedWork, MessageWork, Work
 from unisono.errors import AbortedError, UnisonoError, UnsupportedError

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from unisono import native
 from unisono.communicator.arrays import Array, locate
-from unisono.communicator.collectives import receives
+from unisono.communicator.collective_calls import receives
 from unisono.communicator.engine import Call, MessageCall, arrays_of
 
 Span: TypeAlias = tuple[int, int, bool, int]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unisono import native
-from unisono.communicator.calls import SHARED, CallRequest
+from unisono.communicator.call_cache import SHARED, CallRequest
 from unisono.execution import OP_CODES
 from unisono.types import DType, Op, ReduceOp
 

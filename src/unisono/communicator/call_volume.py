@@ -17,7 +17,7 @@ from unisono.execution import OP_CODES
 from unisono.types import Op
 
 if TYPE_CHECKING:
-    from unisono.communicator.calls import CallRequest
+    from unisono.communicator.call_cache import CallRequest
 
 _INTERNAL = len(OP_CODES)
 

@@ -13,13 +13,13 @@ from unisono import config
 from unisono.bootstrap import GroupConfig, JoinedGroup, join_group
 from unisono.communicator import (
     c_interface,
-    collectives,
+    collective_calls,
     communicator_stats,
-    custom,
     explain,
     groups,
     in_place_collectives,
     point_to_point,
+    python_reductions,
     shared_arrays,
     shrink,
     v_collective_calls,
@@ -29,8 +29,8 @@ from unisono.communicator import (
 from unisono.communicator.arguments import check_timeout
 from unisono.communicator.arrays import Array
 from unisono.communicator.batch import Batch
-from unisono.communicator.custom import AnyReduction
 from unisono.communicator.engine import Engine
+from unisono.communicator.python_reductions import AnyReduction
 from unisono.errors import AbortedError
 from unisono.execution import OP_CODES
 from unisono.schedule import Schedule
@@ -158,7 +158,7 @@ class Communicator:
 
     def barrier(self, *, async_op: bool = False) -> Any:
         """Waits until all ranks have called `barrier`."""
-        return self._engine.collective("barrier", async_op, collectives.barrier)
+        return self._engine.collective("barrier", async_op, collective_calls.barrier)
 
     # ---- collectives from one array to another
 
@@ -179,7 +179,7 @@ class Communicator:
         if (done := self._quick(_ALL_GATHER, x, out, "sum", -1, algorithm, async_op)) is not None:
             return done
         return self._engine.collective(
-            "all_gather", async_op, collectives.gathering, Op.ALL_GATHER, x, out, -1, algorithm
+            "all_gather", async_op, collective_calls.gathering, Op.ALL_GATHER, x, out, -1, algorithm
         )
 
     def reduce_scatter(
@@ -199,7 +199,7 @@ class Communicator:
         if (done := self._quick(_REDUCE_SCATTER, x, out, op, -1, algorithm, async_op)) is not None:
             return done
         return self._engine.collective(
-            "reduce_scatter", async_op, custom.reduce_scatter, x, out, op, algorithm
+            "reduce_scatter", async_op, python_reductions.reduce_scatter, x, out, op, algorithm
         )
 
     def all_to_all(
@@ -219,7 +219,7 @@ class Communicator:
         if (done := self._quick(_ALL_TO_ALL, x, out, "sum", -1, algorithm, async_op)) is not None:
             return done
         listed = isinstance(x, (list, tuple)) or isinstance(out, (list, tuple))
-        of = v_collective_calls.all_to_all_of_lists if listed else collectives.all_to_all
+        of = v_collective_calls.all_to_all_of_lists if listed else collective_calls.all_to_all
         return self._engine.collective("all_to_all", async_op, of, x, out, algorithm)
 
     def gather(
@@ -237,7 +237,7 @@ class Communicator:
         All `x` must have one length; use `gather_v` for different lengths.
         """
         return self._engine.collective(
-            "gather", async_op, collectives.gathering, Op.GATHER, x, out, root, algorithm
+            "gather", async_op, collective_calls.gathering, Op.GATHER, x, out, root, algorithm
         )
 
     def scatter(
@@ -255,7 +255,15 @@ class Communicator:
         `scatter_v` for different lengths.
         """
         return self._engine.collective(
-            "scatter", async_op, collectives.scattering, Op.SCATTER, x, out, root, "sum", algorithm
+            "scatter",
+            async_op,
+            collective_calls.scattering,
+            Op.SCATTER,
+            x,
+            out,
+            root,
+            "sum",
+            algorithm,
         )
 
     # ---- collectives with pieces of different lengths

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.communicator.array_rows import ANY, Rows, Table
 from unisono.communicator.engine import Call, DeferredResult, Engine, LaterUse, PreparedCall
+from unisono.communicator.row_counts import ANY, Rows, Table
 from unisono.schedule import Schedule
 from unisono.types import Op
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from unisono import config, native
 from unisono.bootstrap import GroupNetwork, TransportKind, single_copy_for
 from unisono.communicator.arrays import Array, Staged
-from unisono.communicator.calls import CallCache, CallRequest
+from unisono.communicator.call_cache import CallCache, CallRequest
 from unisono.communicator.work import CollectiveWork, JoinedWork, MessageWork, PendingCalls
 from unisono.errors import CommunicationError, MismatchError, UnisonoError, UnsupportedError
 from unisono.execution import OP_CODES, NativeExecutor

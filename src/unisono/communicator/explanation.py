@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from unisono import algorithms
 from unisono.algorithms import Hosts
-from unisono.communicator.calls import AlgorithmChoice
+from unisono.communicator.call_cache import AlgorithmChoice
 from unisono.errors import UnsupportedError
 from unisono.execution import Form
 from unisono.selection import SelectionTable, candidates, predict_on

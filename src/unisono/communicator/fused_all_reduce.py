@@ -8,7 +8,7 @@ import numpy as np
 
 from unisono import native
 from unisono.communicator.arrays import Array, Staged, locate, stage
-from unisono.communicator.calls import CallRequest, parse_reduction
+from unisono.communicator.call_cache import CallRequest, parse_reduction
 from unisono.communicator.communicator import Communicator
 from unisono.communicator.engine import Call
 from unisono.types import Op

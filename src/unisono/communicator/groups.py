@@ -13,8 +13,8 @@ import numpy as np
 from unisono import config
 from unisono.bootstrap import WATCH_S, GroupConfig
 from unisono.communicator.arguments import as_int64, as_integer
+from unisono.communicator.call_cache import CallRequest
 from unisono.communicator.call_volume import made_internal
-from unisono.communicator.calls import CallRequest
 from unisono.communicator.engine import Call, Engine
 from unisono.communicator.own_exchange import exchange_of
 from unisono.errors import CommunicationError, RendezvousError

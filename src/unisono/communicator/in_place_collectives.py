@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from unisono.communicator import collectives, custom
+from unisono.communicator import collective_calls, python_reductions
 from unisono.communicator.arrays import Array
-from unisono.communicator.custom import AnyReduction
+from unisono.communicator.python_reductions import AnyReduction
 from unisono.execution import OP_CODES
 from unisono.schedule import Schedule
 from unisono.types import Op
@@ -54,7 +54,7 @@ def all_reduce(
     if (done := self._quick(_ALL_REDUCE, x, x, op, -1, algorithm, async_op)) is not None:
         return done
     return self._engine.collective(
-        "all_reduce", async_op, custom.in_place, Op.ALL_REDUCE, x, op, -1, algorithm
+        "all_reduce", async_op, python_reductions.in_place, Op.ALL_REDUCE, x, op, -1, algorithm
     )
 
 
@@ -71,7 +71,7 @@ def reduce(
     if (done := self._quick(_REDUCE, x, x, op, root, algorithm, async_op)) is not None:
         return done
     return self._engine.collective(
-        "reduce", async_op, custom.in_place, Op.REDUCE, x, op, root, algorithm
+        "reduce", async_op, python_reductions.in_place, Op.REDUCE, x, op, root, algorithm
     )
 
 
@@ -87,7 +87,7 @@ def broadcast(
     if (done := self._quick(_BROADCAST, x, x, "sum", root, algorithm, async_op)) is not None:
         return done
     return self._engine.collective(
-        "broadcast", async_op, collectives.in_place, Op.BROADCAST, x, "sum", root, algorithm
+        "broadcast", async_op, collective_calls.in_place, Op.BROADCAST, x, "sum", root, algorithm
     )
 
 
@@ -105,7 +105,9 @@ def scan(
     """
     if (done := self._quick(_SCAN, x, x, op, -1, algorithm, async_op)) is not None:
         return done
-    return self._engine.collective("scan", async_op, custom.in_place, Op.SCAN, x, op, -1, algorithm)
+    return self._engine.collective(
+        "scan", async_op, python_reductions.in_place, Op.SCAN, x, op, -1, algorithm
+    )
 
 
 def exscan(
@@ -124,5 +126,5 @@ def exscan(
     if (done := self._quick(_EXSCAN, x, x, op, -1, algorithm, async_op)) is not None:
         return done
     return self._engine.collective(
-        "exscan", async_op, custom.in_place, Op.EXSCAN, x, op, -1, algorithm
+        "exscan", async_op, python_reductions.in_place, Op.EXSCAN, x, op, -1, algorithm
     )

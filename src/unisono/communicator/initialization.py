@@ -8,7 +8,7 @@ from unisono import config, native
 from unisono.bootstrap import GroupConfig, join_group
 from unisono.communicator.arguments import as_integer, check_timeout
 from unisono.communicator.communicator import Communicator
-from unisono.communicator.own_selection import own_table
+from unisono.communicator.selection_sources import own_table
 from unisono.selection import Selectable
 
 if TYPE_CHECKING:

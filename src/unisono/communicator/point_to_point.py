@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from unisono import native
 from unisono.communicator.arguments import TAGS, check_rank, check_tag
-from unisono.communicator.array_rows import rows, split
 from unisono.communicator.arrays import Array, duplicate, empty_like, overlap, stage
 from unisono.communicator.engine import Engine, MessageCall
+from unisono.communicator.row_counts import rows, split
 from unisono.errors import UnsupportedError
 from unisono.types import DType
 

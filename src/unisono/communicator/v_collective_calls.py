@@ -6,8 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from unisono.communicator import collectives, custom
-from unisono.communicator.array_rows import (
+from unisono.communicator import collective_calls, python_reductions
+from unisono.communicator.arrays import Array, Staged
+from unisono.communicator.collective_memory import memory_of
+from unisono.communicator.count_exchange import ExchangedCounts, with_exchanged_counts
+from unisono.communicator.engine import Call, DeferredResult, Engine, LaterUse
+from unisono.communicator.python_reductions import AnyReduction
+from unisono.communicator.row_counts import (
     ANY,
     Counts,
     RowBuffer,
@@ -21,11 +26,6 @@ from unisono.communicator.array_rows import (
     split,
     table_of,
 )
-from unisono.communicator.arrays import Array, Staged
-from unisono.communicator.collective_memory import memory_of
-from unisono.communicator.count_exchange import ExchangedCounts, with_exchanged_counts
-from unisono.communicator.custom import AnyReduction
-from unisono.communicator.engine import Call, DeferredResult, Engine, LaterUse
 from unisono.schedule import Schedule
 from unisono.types import LengthsFrom, Op
 
@@ -41,7 +41,7 @@ def all_to_all_of_lists(
         raise ValueError(
             "all_to_all needs out if x is a list, since its lengths depend on the peers"
         )
-    sources, targets = collectives.both_sides(engine, x, out)
+    sources, targets = collective_calls.both_sides(engine, x, out)
     size_bytes = sources[0].dtype.size_bytes
 
     def counts(side: list[Staged]) -> list[int]:
@@ -49,7 +49,9 @@ def all_to_all_of_lists(
 
     def proceed(sent: Table) -> Call:
         lengths = tuple((sent * size_bytes).ravel().tolist())
-        return collectives.all_to_all_between(engine, sources, targets, out, algorithm, lengths)
+        return collective_calls.all_to_all_between(
+            engine, sources, targets, out, algorithm, lengths
+        )
 
     element = Rows(count=1, shape=(), nbytes=size_bytes, dtype=sources[0].dtype)
     own_counts = ExchangedCounts(
@@ -88,7 +90,7 @@ def all_to_all_rows(
         targets, result = buffer.arrays(x, have, comes)
         lengths = tuple((sent * have.nbytes).ravel().tolist())
         pieces = split(x, to_send)
-        call = collectives.all_to_all(engine, pieces, targets, algorithm, lengths, source)
+        call = collective_calls.all_to_all(engine, pieces, targets, algorithm, lengths, source)
         return call._replace(result=result)
 
     if table is not None:
@@ -131,7 +133,7 @@ def reduce_scattering_rows(
     if out is not None:
         require_share(out, have, shares[engine.rank], engine.rank)
     pieces = split(x, shares)
-    return custom.reduce_scatter(engine, pieces, out, op, algorithm, LengthsFrom.COUNTS)
+    return python_reductions.reduce_scatter(engine, pieces, out, op, algorithm, LengthsFrom.COUNTS)
 
 
 def scattering_rows(
@@ -165,7 +167,7 @@ def gathering_rows(
     def with_counts(shares: list[int]) -> Call:
         lengths = tuple(count * have.nbytes for count in shares)
         targets, result = buffer.arrays(x, have, shares) if receives else (None, None)
-        call = collectives.gathering(engine, op, x, targets, root, algorithm, lengths, source)
+        call = collective_calls.gathering(engine, op, x, targets, root, algorithm, lengths, source)
         return call._replace(result=result)
 
     if counts is not None:
@@ -220,7 +222,7 @@ def _scattering_on_root(
     def with_counts(shares: list[int]) -> Call:
         sources = x if listed or x is None else split(x, shares)
         lengths = tuple(count * have.nbytes for count in shares)
-        return collectives.scattering(
+        return collective_calls.scattering(
             engine, Op.SCATTER, sources, out, root, "sum", algorithm, lengths, _source(counts)
         )
 
@@ -302,7 +304,7 @@ def _scattering_off_root(
 
     def with_counts(shares: list[int]) -> Call:
         lengths = tuple(count * wants.nbytes for count in shares)
-        return collectives.scattering(
+        return collective_calls.scattering(
             engine, Op.SCATTER, None, out, root, "sum", algorithm, lengths, _source(counts)
         )
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from unisono.communicator.array_rows import Counts, RowBuffer
 from unisono.communicator.arrays import Array
-from unisono.communicator.custom import AnyReduction
+from unisono.communicator.python_reductions import AnyReduction
+from unisono.communicator.row_counts import Counts, RowBuffer
 from unisono.communicator.v_collective_calls import (
     all_to_all_rows,
     gathering_rows,

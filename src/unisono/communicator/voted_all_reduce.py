@@ -8,8 +8,8 @@ from functools import partial
 
 from unisono import native
 from unisono.communicator.arrays import Array, Staged, stage
+from unisono.communicator.call_cache import CallRequest
 from unisono.communicator.call_volume import made_internal
-from unisono.communicator.calls import CallRequest
 from unisono.communicator.carried_votes import can_carry, vote_elements
 from unisono.communicator.communicator import Communicator
 from unisono.communicator.fused_all_reduce import FusedAllReduce

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from unisono.communicator import collectives, custom, v_collective_calls
-from unisono.communicator.array_rows import RowBuffer
+from unisono.communicator import collective_calls, python_reductions, v_collective_calls
 from unisono.communicator.arrays import Array
 from unisono.communicator.communicator import Communicator
 from unisono.communicator.engine import Call
 from unisono.communicator.fused_all_reduce import FusedAllReduce
+from unisono.communicator.row_counts import RowBuffer
 from unisono.communicator.work import CollectiveWork
 from unisono.errors import UnsupportedError
 from unisono.types import Op
@@ -69,16 +69,16 @@ def call_of(
     if operation == "all_reduce":
         return FusedAllReduce(comm, arrays, op).call(arrays)
     if operation == "broadcast":
-        return collectives.in_place(engine, Op.BROADCAST, x, "sum", root, None)
+        return collective_calls.in_place(engine, Op.BROADCAST, x, "sum", root, None)
     if operation == "reduce_scatter":
-        return custom.reduce_scatter(engine, x, None, op, None)
+        return python_reductions.reduce_scatter(engine, x, None, op, None)
     if operation == "all_to_all":
-        return collectives.all_to_all(engine, x, None, None)
+        return collective_calls.all_to_all(engine, x, None, None)
     if operation == "all_gather" and lengths:
         place = RowBuffer(None, False)
         return v_collective_calls.gathering_rows(engine, Op.ALL_GATHER, x, lengths, -1, place, None)
     if operation == "all_gather":
-        return collectives.gathering(engine, Op.ALL_GATHER, x, None, -1, None)
+        return collective_calls.gathering(engine, Op.ALL_GATHER, x, None, -1, None)
     raise UnsupportedError(f"no such collective: {operation!r}")
 
 

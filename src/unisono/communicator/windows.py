@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from unisono import native
-from unisono.communicator import collectives
+from unisono.communicator import collective_calls
 from unisono.communicator.arguments import as_integer, check_rank
 from unisono.communicator.arrays import Array, dtype_of, locate, stage
 from unisono.communicator.engine import Call, Engine
@@ -127,7 +127,7 @@ class Window:
         memory for something else while another still writes. A second call does nothing.
         """
         if self._open is not None:
-            self._engine.collective("barrier", False, collectives.barrier)
+            self._engine.collective("barrier", False, collective_calls.barrier)
             del self._engine.windows[self._open]
             self._open = None
 

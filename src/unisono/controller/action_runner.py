@@ -16,7 +16,7 @@ from unisono.controller.fusion.fusion_report import FusionReport
 from unisono.controller.fusion.trial_plan import TrialPlan
 from unisono.controller.handle import IN_PLACE, Flight, Handle
 from unisono.controller.join import JoinedTensors
-from unisono.controller.member import (
+from unisono.controller.rank_state import (
     Action,
     Adopt,
     DrainPlan,

@@ -14,7 +14,7 @@ from unisono.controller import messages as m
 from unisono.controller.coordinator import Coordinator
 from unisono.controller.fusion.buckets import DEFAULT_FUSION_BYTES
 from unisono.controller.fusion.fusion_tuner import FusionTuner
-from unisono.controller.member import Action, Event, Member, Mode, Received, Send
+from unisono.controller.rank_state import Action, Event, Member, Mode, Received, Send
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ def step(
 
     `now_s` is the time of the events in seconds, from any starting point.
 
-    >>> from unisono.controller.member import Submitted
+    >>> from unisono.controller.rank_state import Submitted
     >>> from unisono.controller.request import Request
     >>> from unisono.types import DType
     >>> w = Request(name="w", operation="all_reduce", dtype=DType.FLOAT32, shape=(3,))

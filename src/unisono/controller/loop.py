@@ -26,7 +26,7 @@ from unisono.controller.fusion.fusion_report import FusionReport
 from unisono.controller.fusion.fusion_tuner import FusionTuner
 from unisono.controller.fusion.trial_plan import TrialPlan
 from unisono.controller.handle import Handle
-from unisono.controller.member import (
+from unisono.controller.rank_state import (
     CannotFollow,
     Closes,
     Event,

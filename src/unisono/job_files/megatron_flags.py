@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from unisono.job_files.megatron_model import MODEL_FLAGS, OTHER_MODELS, MegatronModel
-from unisono.job_files.other_settings import known_kind, sorted_settings
 from unisono.job_files.script_flags import ScriptFlags
 from unisono.job_files.similar_job import SimilarJob
+from unisono.job_files.unread_settings import known_kind, sorted_settings
 from unisono.planner import Transformer, load_model
 
 _SHORT = {

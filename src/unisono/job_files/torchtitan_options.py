@@ -6,8 +6,8 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
-from unisono.job_files.other_settings import known_kind, sorted_settings
 from unisono.job_files.similar_job import SimilarJob
+from unisono.job_files.unread_settings import known_kind, sorted_settings
 from unisono.planner import Transformer, load_model
 
 _AXES = {

@@ -19,11 +19,11 @@ from typing import Any
 from unisono import config
 from unisono.bootstrap import LinkListener, listen_for_links
 from unisono.errors import PeerLostError, RendezvousError
-from unisono.launch.assignment import Arrival, Assignment, version
 from unisono.launch.executor import Executor, Future
 from unisono.launch.hosted_rank import host_rank
 from unisono.launch.pickling import pack
 from unisono.launch.rank_results import collect
+from unisono.launch.worker_messages import Arrival, Assignment, version
 from unisono.transport import format_address
 
 _POLL_S = 0.1

@@ -11,9 +11,9 @@ from multiprocessing.connection import Connection, Pipe, wait
 from unisono import config
 from unisono.bootstrap import dial_link, own_address, reserved_port, this_host
 from unisono.errors import CommunicationError
-from unisono.launch.assignment import Arrival, Assignment, version
 from unisono.launch.pickling import pack
 from unisono.launch.rank_results import GRACE_S, ended
+from unisono.launch.worker_messages import Arrival, Assignment, version
 
 _PROGRAM = "import sys; from unisono.launch.rank_process import main; main(int(sys.argv[1]))"
 

@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING
 from unisono.lazy_names import lazy_names
 from unisono.pipeline.schedules import SCHEDULES, ScheduleRules, stage_tasks
 from unisono.pipeline.task_order import PipelineSize
-from unisono.pipeline.task_run import StageTask, TaskGroup, TaskRun, TaskSpan, run_tasks
+from unisono.pipeline.task_simulation import StageTask, TaskGroup, TaskRun, TaskSpan, run_tasks
 
 if TYPE_CHECKING:
-    from unisono.pipeline.network_run import PipelineSimulation, simulate_pipeline
+    from unisono.pipeline.network_simulation import PipelineSimulation, simulate_pipeline
     from unisono.pipeline.pipeline_plot import save_task_plot, task_svg
     from unisono.pipeline.pipeline_schedule import PipelineSchedule, StageMessage, StageTimes
 
 _NAMES = {
-    "network_run": ("PipelineSimulation", "simulate_pipeline"),
+    "network_simulation": ("PipelineSimulation", "simulate_pipeline"),
     "pipeline_schedule": ("PipelineSchedule", "StageMessage", "StageTimes"),
     "pipeline_plot": ("save_task_plot", "task_svg"),
 }

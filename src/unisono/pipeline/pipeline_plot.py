@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono.figures import new_figure, svg_text
-from unisono.pipeline.task_run import TaskRun
+from unisono.pipeline.task_simulation import TaskRun
 
 _COLOURS = {"F": "#8ecae6", "B": "#ffb703", "I": "#ffb703", "W": "#90be6d"}
 _NAMES = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}

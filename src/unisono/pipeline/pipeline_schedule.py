@@ -10,7 +10,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from unisono.pipeline.task_run import StageTask, TaskGroup, run_tasks
+from unisono.pipeline.task_simulation import StageTask, TaskGroup, run_tasks
 from unisono.text_files import reading
 
 ACTIVATION, GRADIENT = "activation", "gradient"

@@ -16,7 +16,7 @@ from unisono.pipeline.task_order import (
     one_forward_one_backward_order,
     zero_bubble_order,
 )
-from unisono.pipeline.task_run import StageTask, TaskGroup
+from unisono.pipeline.task_simulation import StageTask, TaskGroup
 
 
 class TorchSchedule(NamedTuple):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from unisono.pipeline.task_run import StageTask
+from unisono.pipeline.task_simulation import StageTask
 
 
 class PipelineSize(NamedTuple):

@@ -15,9 +15,9 @@ from unisono.planner.inputs.layout_check import check_layout
 from unisono.planner.inputs.training_flops import step_flops
 from unisono.planner.inputs.transformer import APPROXIMATION_DEVIATION, Transformer
 from unisono.planner.inputs.workload import Workload
+from unisono.planner.layout_evaluation import RunModel
 from unisono.planner.memory.stage_memory import MEMORY_KINDS, MemoryUse
 from unisono.planner.own_measurements.calibration import Calibration, OwnRun
-from unisono.planner.run_model import RunModel
 from unisono.planner.stated_inputs import (
     require_workload,
     stated_cluster,

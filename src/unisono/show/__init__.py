@@ -9,7 +9,7 @@ The functions of this package do not open sockets or write files.
 ('a rank sends', '112 MiB')
 """
 
-from unisono.show.choices import choices, table_of
+from unisono.show.algorithm_table import choices, table_of
 from unisono.show.document import FORMAT, document
 from unisono.show.network import network_html, network_svg, network_table
 from unisono.show.page import html

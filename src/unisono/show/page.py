@@ -15,12 +15,12 @@ from importlib.resources import files
 from typing import Any, TypeAlias
 
 from unisono.show.cells import color_name, color_of, label, num_colors
-from unisono.show.compact import lines
 from unisono.show.holdings import Held, Place, ReplayedRound
 from unisono.show.palette import luminance_of, palette
 from unisono.show.picture import refuse_too_many
 from unisono.show.placement import Arrangement, Link, Stage
 from unisono.show.schedule_view import RoundView, ScheduleView
+from unisono.show.transfer_text import lines
 from unisono.types import Op
 
 Json: TypeAlias = Any

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from unisono.show.cells import color_of, num_colors
-from unisono.show.compact import chunks_by_link
 from unisono.show.holdings import Held, Place
 from unisono.show.palette import palette
 from unisono.show.placement import Arrangement, Link, Stage, number
@@ -24,6 +23,7 @@ from unisono.show.svg_elements import (
     draw_text,
     runs,
 )
+from unisono.show.transfer_text import chunks_by_link
 
 WIDTH = 216.0
 _STAGE, _TOP, _LEFT, _ROWS = 200.0, 20.0, 30.0, 208.0

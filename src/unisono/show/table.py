@@ -6,8 +6,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from unisono.show.compact import lines
 from unisono.show.schedule_view import RoundView, ScheduleView
+from unisono.show.transfer_text import lines
 
 ROUNDS = 32
 """Maximum number of rounds; of more rounds, those in the middle are omitted."""

@@ -14,11 +14,11 @@ machine.
 from unisono.topology.clos import Clos, fat_tree, leaf_spine, rails, star
 from unisono.topology.clusters import JoinedServers, cluster, rail_optimised
 from unisono.topology.discovery import discover
+from unisono.topology.distance_and_bisection import middle
 from unisono.topology.dragonflies import DragonflyGroups, dragonfly, dragonfly_plus
 from unisono.topology.files import load
 from unisono.topology.graph import LinkKind, Links, NodeKind, Nodes, Topology
 from unisono.topology.lattice import Complete, Lattice, grid, hypercube, line, mesh, ring, torus
-from unisono.topology.measure import middle
 from unisono.topology.nccl import from_nccl_xml, to_nccl_xml
 from unisono.topology.networkx_codec import from_networkx, to_networkx
 from unisono.topology.ragged_lists import Floats, Ints, Ragged, counting, distinct, ints, starts_of

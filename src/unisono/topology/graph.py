@@ -211,14 +211,14 @@ class Topology:
 
     def diameter(self) -> int:
         """Returns the largest number of links on a shortest path between two ranks."""
-        from unisono.topology.measure import distance_counts
+        from unisono.topology.distance_and_bisection import distance_counts
 
         counts = distance_counts(self)
         return len(counts) - 1
 
     def mean_distance(self) -> float:
         """Returns the mean number of links on the shortest path between two different ranks."""
-        from unisono.topology.measure import distance_counts
+        from unisono.topology.distance_and_bisection import distance_counts
 
         counts = distance_counts(self)
         pairs = float(counts[1:].sum())
@@ -232,7 +232,7 @@ class Topology:
         ranks, the result is the minimum over all cuts. With more ranks, it is the minimum over some
         cuts (see `measure`).
         """
-        from unisono.topology.measure import bisection
+        from unisono.topology.distance_and_bisection import bisection
 
         return bisection(self)
 

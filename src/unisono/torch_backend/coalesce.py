@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from unisono.errors import UnisonoError
+from unisono.torch_backend.call_tracing import CALLS
 from unisono.torch_backend.private import hide_from_dynamo
-from unisono.torch_backend.visible_calls import CALLS
 
 
 class Deferred:

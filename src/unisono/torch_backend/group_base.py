@@ -11,6 +11,7 @@ import torch
 from unisono import config
 from unisono.errors import CommunicationError
 from unisono.torch_backend import flight_recorder
+from unisono.torch_backend.call_tracing import TracedCommunicator
 from unisono.torch_backend.convert import seconds
 from unisono.torch_backend.heap_tensor import heap_tensor
 from unisono.torch_backend.history import History
@@ -24,7 +25,6 @@ from unisono.torch_backend.private import (
     is_profiling,
     serve_device,
 )
-from unisono.torch_backend.visible_calls import TracedCommunicator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

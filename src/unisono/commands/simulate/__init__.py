@@ -1,6 +1,6 @@
 """The command `unisono simulate`. `options` has the options of the command.
 
-`simulation_request` converts options to a simulation. `comparison` compares algorithms, `what_if`
+`simulation_request` converts options to a simulation. `comparison` compares algorithms, `sweep`
 varies a parameter, `search_result` prints a search, and `pipeline` simulates the file of a pipeline
 schedule.
 """

@@ -52,11 +52,11 @@ def simulate(context: typer.Context, options: SimulateOptions) -> None:
 
 
 def _run(task: SimulationRequest, options: SimulateOptions) -> Output:
-    from unisono.commands.simulate import comparison, search_result, simulation_request, what_if
+    from unisono.commands.simulate import comparison, search_result, simulation_request, sweep
 
     with simulation_request.progress() as show:
         if options.sweep is not None:
-            return what_if.run(task, options.sweep, options.compute, options.svg_path, show)
+            return sweep.run(task, options.sweep, options.compute, options.svg_path, show)
         if options.search:
             return search_result.run(task, options.budget, show)
         return comparison.run(task, options.svg_path, options.sizes, show)

@@ -2,8 +2,8 @@
 
 from unisono.parallel.run.figures.run_report import PredictedFigures, RunReport
 from unisono.parallel.run.loss.own_loss import model_loss
-from unisono.parallel.run.model_division import parallelize
 from unisono.parallel.run.parallel_run import ParallelRun
+from unisono.parallel.run.parallelize_model import parallelize
 from unisono.parallel.run.pipeline.schedules import pipeline_schedule
 from unisono.parallel.run.weight_average import WeightAverage
 

@@ -22,7 +22,7 @@ from unisono.parallel.run.loss.batch_loss import BatchLoss, Loss, StatedWeight
 from unisono.parallel.run.loss.loss_state import LossState
 from unisono.parallel.run.parameters.gradient_hooks import GradientHooks
 from unisono.parallel.run.parameters.gradient_sums import GradientSums
-from unisono.parallel.run.run_end import RunEnd
+from unisono.parallel.run.run_failure import RunEnd
 from unisono.parallel.run.step.batch_passes import BatchPasses
 from unisono.parallel.run.step.pass_context import PassContext
 from unisono.parallel.run.step.step_agreement import StepAgreement

@@ -11,7 +11,7 @@ from unisono.parallel.divisible.parameter_block import block_of
 from unisono.parallel.expert_stacks import DividedExperts
 from unisono.parallel.layers import CrossEntropy, LogitHead, pair_linears, undivided_linear
 from unisono.parallel.precision import Precision
-from unisono.parallel.run.divided_activations import last_head, sum_gradients_over_positions
+from unisono.parallel.run.activation_checks import last_head, sum_gradients_over_positions
 from unisono.parallel.run.loss.batch_loss import Loss
 from unisono.parallel.run.model_checks import check_parameters
 from unisono.parallel.run.rank_agreement import of_all_ranks, on_all_ranks

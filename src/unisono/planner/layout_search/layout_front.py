@@ -11,14 +11,14 @@ from unisono.planner.constants.calibrated_constants import CalibratedConstants, 
 from unisono.planner.inputs.device_cluster import Cluster
 from unisono.planner.inputs.transformer import Transformer
 from unisono.planner.inputs.workload import Workload
-from unisono.planner.layout_search.layout_options import (
+from unisono.planner.layout_search.parallel_calls import results_of
+from unisono.planner.layout_search.search import smaller_clusters
+from unisono.planner.layout_search.search_space import (
     LayoutOption,
     OptionRequest,
     layout_options,
     tensor_pipeline_sizes,
 )
-from unisono.planner.layout_search.parallel_calls import results_of
-from unisono.planner.layout_search.search import smaller_clusters
 from unisono.planner.own_measurements.calibration import Calibration
 from unisono.planner.prediction import Prediction, prediction_of
 from unisono.planner.stated_inputs import (

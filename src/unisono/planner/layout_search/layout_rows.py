@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from unisono.planner.inputs.device_cluster import Cluster
+from unisono.planner.layout_evaluation import RunModel
 from unisono.planner.layout_search.candidate_comparison import reason_of_loss
 from unisono.planner.layout_search.layout_candidates import Alternative, Candidate
-from unisono.planner.layout_search.layout_options import (
+from unisono.planner.layout_search.search_space import (
     LayoutOption,
     OptionGroup,
     OptionRequest,
     layout_options,
 )
 from unisono.planner.prediction import prediction_of
-from unisono.planner.run_model import RunModel
 
 
 class FoundLayout(NamedTuple):

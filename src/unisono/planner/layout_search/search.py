@@ -15,8 +15,12 @@ from unisono.planner.inputs.device_cluster import Cluster
 from unisono.planner.inputs.transformer import Transformer
 from unisono.planner.inputs.whole_numbers import whole_number
 from unisono.planner.inputs.workload import Workload
+from unisono.planner.layout_evaluation import RunModel
 from unisono.planner.layout_search.layout_candidates import Candidates, SearchCounts
-from unisono.planner.layout_search.layout_options import (
+from unisono.planner.layout_search.layout_rows import FoundLayout, candidate_rows, row_of
+from unisono.planner.layout_search.out_of_memory import nothing_fits_text
+from unisono.planner.layout_search.parallel_calls import results_of
+from unisono.planner.layout_search.search_space import (
     HEADROOM,
     LayoutOption,
     OptionGroup,
@@ -25,12 +29,8 @@ from unisono.planner.layout_search.layout_options import (
     option_groups,
     tensor_pipeline_sizes,
 )
-from unisono.planner.layout_search.layout_rows import FoundLayout, candidate_rows, row_of
-from unisono.planner.layout_search.parallel_calls import results_of
-from unisono.planner.layout_search.what_fits import nothing_fits_text
 from unisono.planner.own_measurements.calibration import Calibration
 from unisono.planner.positive_values import require_positive
-from unisono.planner.run_model import RunModel
 from unisono.planner.stated_inputs import (
     require_executor,
     require_workload,

@@ -12,6 +12,7 @@ from unisono.planner.constants.prediction_error import KNOWN_ARCHITECTURES, NORM
 from unisono.planner.inputs.device_cluster import Cluster
 from unisono.planner.inputs.layout import Layout
 from unisono.planner.inputs.workload import Workload
+from unisono.planner.layout_evaluation import USABLE_MEMORY
 from unisono.planner.own_measurements.calibration import Calibration
 from unisono.planner.recommendation.dlrm import Dlrm, load_dlrm
 from unisono.planner.recommendation.dlrm_check import check_dlrm
@@ -20,7 +21,6 @@ from unisono.planner.recommendation.dlrm_operators import products
 from unisono.planner.recommendation.dlrm_times import DlrmTimes
 from unisono.planner.recommendation.greedy_placement import AUTO
 from unisono.planner.recommendation.table_placement import TABLE_KINDS, TablePlacement
-from unisono.planner.run_model import USABLE_MEMORY
 from unisono.planner.stated_inputs import stated_cluster, stated_layout
 from unisono.planner.step_times.exchange_times import exchange_times
 from unisono.planner.step_times.kernel_times import KernelTimes

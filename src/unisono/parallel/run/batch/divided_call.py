@@ -20,10 +20,10 @@ from unisono.parallel.positions import (
     placement_of,
     sequence_length,
 )
+from unisono.parallel.run.activation_checks import modules_of_positions
 from unisono.parallel.run.batch.batch_parts import divided_length
 from unisono.parallel.run.batch.batch_tree import replace_leaves, tensors_in
 from unisono.parallel.run.batch.model_call import Call, ModelCall
-from unisono.parallel.run.divided_activations import modules_of_positions
 from unisono.parallel.run.pipeline.model_stages import arrived_at
 from unisono.parallel.training_mesh import TrainingMesh
 

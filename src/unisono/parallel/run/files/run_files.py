@@ -9,7 +9,7 @@ from typing import Any
 from unisono.parallel.checkpoint import PendingSave
 from unisono.parallel.run.files.run_checkpoints import RunCheckpoints
 from unisono.parallel.run.files.run_weights import RunWeights
-from unisono.parallel.run.run_end import RunEnd
+from unisono.parallel.run.run_failure import RunEnd
 
 
 class RunFiles:

@@ -13,7 +13,7 @@ from unisono.parallel.precision import LossScaler
 from unisono.parallel.run.divided_model import DividedModel
 from unisono.parallel.run.loss.batch_loss import BatchLoss
 from unisono.parallel.run.parameters.gradient_hooks import GradientHooks
-from unisono.parallel.run.run_end import different_calls
+from unisono.parallel.run.run_failure import different_calls
 from unisono.parallel.run.step.step_agreement import StepAgreement, small_sum
 from unisono.parallel.run.step.step_checks import StepChecks
 

@@ -10,7 +10,7 @@ from torch import distributed as dist
 from unisono.errors import UnisonoError
 from unisono.parallel.divisible.interfaces import Exchanging
 from unisono.parallel.run.divided_model import DividedModel
-from unisono.parallel.run.run_end import with_causes
+from unisono.parallel.run.run_failure import with_causes
 
 
 class StepErrors:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from unisono.pipeline.pipeline_schedule import ACTIVATION, GRADIENT, PipelineSchedule
-from unisono.pipeline.task_run import (
+from unisono.pipeline.task_simulation import (
     StageTask,
     TaskRun,
     TaskSpan,

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from unisono.communicator import collectives
+from unisono.communicator import collective_calls
 from unisono.communicator.arrays import (
     Array,
     assign,
@@ -22,10 +22,10 @@ from unisono.communicator.arrays import (
     stage,
     stage_pieces,
 )
+from unisono.communicator.call_cache import CallRequest
 from unisono.communicator.call_volume import made_internal
-from unisono.communicator.calls import CallRequest
+from unisono.communicator.collective_calls import Reduction
 from unisono.communicator.collective_memory import share_of
-from unisono.communicator.collectives import Reduction
 from unisono.communicator.count_exchange import followed_by
 from unisono.communicator.engine import Call, Engine, LaterUse
 from unisono.errors import UnsupportedError
@@ -48,7 +48,7 @@ def in_place(
 ) -> Call:
     """Prepares the call of an all_reduce, reduce, scan or exscan with any reduction."""
     if not callable(reduction):
-        return collectives.in_place(engine, op, x, reduction, root, algorithm)
+        return collective_calls.in_place(engine, op, x, reduction, root, algorithm)
     engine.call_cache.check_root(op, root)
     exchange, texts = _exchange(engine, op, reduction, x, root, algorithm)
     gather = Op.GATHER if op is Op.REDUCE else Op.ALL_GATHER
@@ -60,7 +60,7 @@ def in_place(
         if rows is not None and folded > 0:  # rank 0 of an exscan has nothing to fold
             assign(x, _fold(engine, reduction, _each(rows)[:folded]))
 
-    gathering = collectives.gathering(engine, gather, x, rows, root, None)
+    gathering = collective_calls.gathering(engine, gather, x, rows, root, None)
     dtype = dtype_of(x)
     nbytes = math.prod(x.shape) * dtype.size_bytes
     counted_as = CallRequest(op, (nbytes,), dtype, root=root)
@@ -81,7 +81,7 @@ def reduce_scatter(
     the lengths.
     """
     if not callable(reduction):
-        return collectives.scattering(
+        return collective_calls.scattering(
             engine, Op.REDUCE_SCATTER, x, out, -1, reduction, algorithm, lengths_from=lengths_from
         )
     several = isinstance(x, (list, tuple))
@@ -103,10 +103,12 @@ def reduce_scatter(
     dtype = dtype_of(mine)
     if several:
         lengths = tuple(piece.located[1] for piece in pieces)
-        exchanging = collectives.all_to_all(engine, x, _each(rows), None, lengths * engine.size)
+        exchanging = collective_calls.all_to_all(
+            engine, x, _each(rows), None, lengths * engine.size
+        )
     else:
         lengths = (expected * dtype.size_bytes,) * engine.size
-        exchanging = collectives.all_to_all(engine, x, rows, None)
+        exchanging = collective_calls.all_to_all(engine, x, rows, None)
     counted_as = CallRequest(Op.REDUCE_SCATTER, lengths, dtype)
     exchanging = exchanging._replace(result=share, complete=complete)
     later = LaterUse.of(x, share)
@@ -166,7 +168,7 @@ def _exchange(
     encoded = np.frombuffer(text.encode()[:_CALL_BYTES], np.uint8)
     mine[: encoded.size] = encoded
     texts = np.empty((engine.size, _CALL_BYTES), np.uint8)
-    return collectives.gathering(engine, Op.ALL_GATHER, mine, texts, -1, None), texts
+    return collective_calls.gathering(engine, Op.ALL_GATHER, mine, texts, -1, None), texts
 
 
 def _after(

@@ -21,9 +21,9 @@ from unisono.parallel.precision import (
     convert_parameters,
     required_precision,
 )
+from unisono.parallel.run.activation_checks import check_activations
 from unisono.parallel.run.batch.divided_call import make_call
 from unisono.parallel.run.batch.model_call import Call
-from unisono.parallel.run.divided_activations import check_activations
 from unisono.parallel.run.divided_model import DividedModel
 from unisono.parallel.run.files.hyperparameters import group_names
 from unisono.parallel.run.files.run_weights import ModelFiles, RunWeights

@@ -1,7 +1,7 @@
 """Compares the collectives of two source trees, alternating, to find slowdowns.
 
     git worktree add ../before REVISION && make -C ../before demo   # builds it
-    python benchmarks/trees.py ../before                            # 2 and 4 ranks, 8 minutes
+    python benchmarks/compare_revisions.py ../before  # 2 and 4 ranks, 8 minutes
 
 Ranks of both trees run all the time; the ranks of the tree that is not measured sleep. With a
 folder as argument, this file is the program that `unisono.run` starts in a tree; it runs the

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from unisono.planner.inputs.device_cluster import Cluster
 from unisono.planner.inputs.layout import Layout
 from unisono.planner.inputs.workload import RECOMPUTE
-from unisono.planner.layout_search.layout_options import OptionRequest, open_layouts
+from unisono.planner.layout_search.search_space import OptionRequest, open_layouts
 
 _LARGEST_FACTOR = 1024
 

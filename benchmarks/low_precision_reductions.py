@@ -3,7 +3,7 @@
 The program compares a plain sum with a sum of scaled contributions (`premul_sum`) and a sum by the
 ring algorithm, for the same array.
 
-    python benchmarks/narrow.py [ranks]
+    python benchmarks/low_precision_reductions.py [ranks]
 
 The program prints microseconds, the median of 50 calls on the slowest rank. The following command
 measures the kernels alone, in GB/s, and compares them with memcpy: `make cpp &&

@@ -1,4 +1,4 @@
-#include "mpi/result_memory.h"
+#include "mpi/huge_pages.h"
 
 #include <sys/mman.h>
 

@@ -18,7 +18,7 @@ from unisono.communicator.arrays import (
     stage,
     widened,
 )
-from unisono.communicator.calls import CallRequest, parse_reduction
+from unisono.communicator.call_cache import CallRequest, parse_reduction
 from unisono.communicator.collective_memory import (
     assigning,
     copied_where_overlapping,

@@ -1,4 +1,4 @@
-#include "mpi/program.h"
+#include "mpi/comm_world.h"
 
 #include <atomic>
 #include <memory>

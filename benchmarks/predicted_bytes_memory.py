@@ -4,7 +4,7 @@ times.
 Every layout trains the same model on the same batches, so its losses must equal those of one
 process.
 
-    python benchmarks/parallel_figures.py            # about 3 minutes
+    python benchmarks/predicted_bytes_memory.py            # about 3 minutes
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from error_parts import COVERED, SourceErrors, fit_parts
+from interval_fit import COVERED, SourceErrors, fit_parts
 
 from unisono.planner.constants.prediction_error import NORMAL_80, PARTS, ErrorCauses
 

@@ -14,8 +14,8 @@ from unisono.planner.inputs.layout import Layout
 from unisono.planner.inputs.layout_check import divides_heads
 from unisono.planner.inputs.transformer import Transformer
 from unisono.planner.inputs.workload import Workload
+from unisono.planner.layout_evaluation import RunModel
 from unisono.planner.own_measurements.calibration import Calibration
-from unisono.planner.run_model import RunModel
 
 HEADROOM = 0.1
 """Share of the capacity that found layouts leave free: the error of predicted memory is as large,

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "p2p/matcher.h"
+#include "p2p/tag_matching.h"
 #include "tests/report.h"
 
 namespace {
