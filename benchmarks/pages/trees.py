@@ -16,8 +16,8 @@ def render_trees(document: dict[str, Any]) -> list[str]:
     rows, ops = document["rows"], list(dict.fromkeys(row["op"] for row in document["rows"]))
     lines = [
         f"`python benchmarks/compare_revisions.py TREE` with the tree at {document['other']}:",
-        f"collectives of both trees alternate, with {document['rounds']} rounds each. Ratios are the other",
-        "tree's median time over this tree's: above 1, this tree is faster. Every result was",
+        f"collectives of both trees alternate, with {document['rounds']} rounds each. Ratios are",
+        "the other tree's median time over this tree's: above 1, this tree is faster. Every result was",
         "verified.",
         "",
         *HEAD,
