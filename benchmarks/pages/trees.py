@@ -17,8 +17,8 @@ def render_trees(document: dict[str, Any]) -> list[str]:
     lines = [
         f"`python benchmarks/compare_revisions.py TREE` with the tree at {document['other']}:",
         f"collectives of both trees alternate, with {document['rounds']} rounds each. Ratios are",
-        "the other tree's median time over this tree's: above 1, this tree is faster. Every result was",
-        "verified.",
+        "the other tree's median time over this tree's: above 1, this tree is faster. Every",
+        "result was verified.",
         "",
         *HEAD,
     ]
