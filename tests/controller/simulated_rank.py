@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from controller.ledger import Ledger, SimulatedTransfer, Submission
-from unisono.controller import member as mb
 from unisono.controller import messages as m
+from unisono.controller import rank_state as mb
 from unisono.controller.agreement import State, step
 from unisono.controller.frozen_plan import FrozenPlan, job_of
 from unisono.controller.fusion.fusion_report import FusionReport
