@@ -1,4 +1,4 @@
-"""The parts of benchmarks/RESULTS.md about checkpoints and about models on meta, from the JSON
+"""The parts of the results about checkpoints and about models on meta, from the JSON
 documents of `checkpoint_rate.py` and `build_memory.py`.
 """
 

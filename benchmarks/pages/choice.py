@@ -1,4 +1,4 @@
-"""Parts of benchmarks/RESULTS.md about algorithm choice and the cost of reproducible calls."""
+"""Parts of the results about algorithm choice and the cost of reproducible calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The part of benchmarks/RESULTS.md about the controller, from the JSON documents of several
+"""The part of the results about the controller, from the JSON documents of several
 programs.
 """
 

@@ -1,4 +1,4 @@
-"""The part of benchmarks/RESULTS.md about faults between hosts."""
+"""The part of the results about faults between hosts."""
 
 from __future__ import annotations
 

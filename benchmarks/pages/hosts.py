@@ -1,4 +1,4 @@
-"""The part of benchmarks/RESULTS.md about several hosts, from the JSON documents of `hosts.py`."""
+"""The part of the results about several hosts, from the JSON documents of `hosts.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The part of benchmarks/RESULTS.md about installation, from the JSON document of
+"""The part of the results about installation, from the JSON document of
 `install_time.py`.
 """
 

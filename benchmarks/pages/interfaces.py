@@ -1,4 +1,4 @@
-"""The parts of benchmarks/RESULTS.md about JAX, MLX and the C interface, from the JSON documents of
+"""The parts of the results about JAX, MLX and the C interface, from the JSON documents of
 `jax_collectives.py`, `mlx_collectives.py` and `c_interface.py`.
 """
 

@@ -1,4 +1,4 @@
-"""The part of benchmarks/RESULTS.md about point-to-point, from the JSON documents of `p2p.py`."""
+"""The part of the results about point-to-point, from the JSON documents of `p2p.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The part of benchmarks/RESULTS.md about models of transformers in layouts, from the JSON document
+"""The part of the results about models of transformers in layouts, from the JSON document
 of `model_layouts.py`.
 """
 

@@ -1,4 +1,4 @@
-"""The parts of benchmarks/RESULTS.md about the libraries that `sweep.py --peers` names, and about
+"""The parts of the results about the libraries that `sweep.py --peers` names, and about
 one-sided access."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The part of benchmarks/RESULTS.md about published algorithm files."""
+"""The part of the results about published algorithm files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts of benchmarks/RESULTS.md about the simulator: its errors and its run time."""
+"""Parts of the results about the simulator: its errors and its run time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts of benchmarks/RESULTS.md about training: parameter servers, compression, tuned fusion, the
+"""Parts of the results about training: parameter servers, compression, tuned fusion, the
 timeline's cost, parallel steps and pipeline bubbles.
 """
 

@@ -1,4 +1,4 @@
-"""The part of benchmarks/RESULTS.md that compares this source tree with an older one."""
+"""The part of the results that compares this source tree with an older one."""
 
 from __future__ import annotations
 

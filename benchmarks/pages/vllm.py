@@ -1,4 +1,4 @@
-"""The part of benchmarks/RESULTS.md about vLLM, from the JSON documents of `vllm_decode.py`."""
+"""The part of the results about vLLM, from the JSON documents of `vllm_decode.py`."""
 
 from __future__ import annotations
 

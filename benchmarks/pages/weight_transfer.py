@@ -1,4 +1,4 @@
-"""The part of benchmarks/RESULTS.md about weights from a trainer to workers."""
+"""The part of the results about weights from a trainer to workers."""
 
 from __future__ import annotations
 

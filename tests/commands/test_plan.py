@@ -319,6 +319,7 @@ def test_recommendation_models() -> None:
                 ("--document", "64"),
                 ("--padding", "0.1"),
                 ("--offload",),
+                ("--headroom", "0.2"),
                 ("--context", "ulysses"),
                 ("--schedules", "zbv"),
                 ("--price", "2"),

@@ -33,6 +33,7 @@ def dlrm_output(options: PlanOptions) -> PlanOutput:
         "padding": 0.0,
         "offload": False,
         "context_kind": "ring",
+        "headroom": 0.1,
     }
     for name, usual in usual_values.items():
         if getattr(options, name) != usual:
