@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import pytest
 
 from unisono import algorithms
+from unisono.algorithms.host_layout import Hosts
 from unisono.execution import native_executor
 from unisono.schedule import RankPlan, Schedule, lower, lower_rank
 from unisono.types import Op
@@ -46,10 +47,13 @@ class Once:
             return result
 
 
-def _rank_plans(schedule: Schedule, shares_memory: bool, may_write_back: bool) -> list[RankPlan]:
+def _rank_plans(
+    schedule: Schedule, shares_memory: bool, may_write_back: bool, hosts: Hosts | None
+) -> list[RankPlan]:
     """Returns the results of `lower_rank` for all ranks. `test_lower.py` tests this function."""
-    plans = lower(schedule, shares_memory=shares_memory, may_write_back=may_write_back)
-    first = lower_rank(schedule, 0, shares_memory=shares_memory, may_write_back=may_write_back)
+    how: Any = {"shares_memory": shares_memory, "may_write_back": may_write_back, "hosts": hosts}
+    plans = lower(schedule, **how)
+    first = lower_rank(schedule, 0, **how)
     return [
         RankPlan(
             plan=plan,
@@ -75,10 +79,15 @@ def shared() -> Iterator[None]:
         return schedules.get(key, lambda: algorithms.build(op, name, **how))
 
     def lower_shared(
-        schedule: Schedule, rank: int, *, shares_memory: bool = False, may_write_back: bool = False
+        schedule: Schedule,
+        rank: int,
+        *,
+        shares_memory: bool = False,
+        may_write_back: bool = False,
+        hosts: Hosts | None = None,
     ) -> RankPlan:
         # keeps the schedule alive, so that no other object gets its id
-        how = shares_memory, may_write_back
+        how = shares_memory, may_write_back, hosts
         key = (id(schedule), *how)
         _, plans = lowered.get(key, lambda: (schedule, _rank_plans(schedule, *how)))
         found: RankPlan = plans[rank]

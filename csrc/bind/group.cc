@@ -246,15 +246,16 @@ void register_group(nb::module_& m) {
     m.def(
         "create_segment",
         [](uint32_t ranks, uint32_t depth, uint64_t buffer_bytes, const nb::bytes& nonce,
-           std::optional<int> file) {
+           std::optional<int> file, bool heaps) {
             SegmentShape shape = shape_for(ranks, ranks, 0);
+            if (!heaps) shape.heap_bytes = 0;
             shape.depth = depth;
             shape.buffer_bytes = buffer_bytes;
             if (!file) return create_segment(shape, nonce_of(nonce)).release();
             lay_out_segment(*file, shape, nonce_of(nonce));
             return *file;
         },
-        "ranks"_a, "depth"_a, "buffer_bytes"_a, "nonce"_a, "file"_a = nb::none());
+        "ranks"_a, "depth"_a, "buffer_bytes"_a, "nonce"_a, "file"_a = nb::none(), "heaps"_a = true);
     bind_plan(m);
     bind_under_way(m);
     nb::class_<Group> group(m, "Group");

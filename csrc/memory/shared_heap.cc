@@ -216,6 +216,9 @@ void SharedHeap::detach_locked(const HeapRange& range) noexcept {
 
 std::byte* SharedHeap::at(uint32_t rank, uint64_t offset, uint64_t bytes) {
     const uint64_t each = view_.segment().shape().heap_bytes;
+    if (!view_.local(rank))
+        throw Error(Fault::invalid, "rank " + std::to_string(rank) +
+                                        " is on another host, so its heap cannot be read here");
     if (offset > each || bytes > each - offset)
         throw Error(Fault::mismatch, "rank " + std::to_string(rank) + " shares " +
                                          std::to_string(bytes) + " bytes at " +

@@ -375,7 +375,12 @@ class VotedAllReduce:
 
 def segment_shape(ranks: int, cores: int, staging_bytes: int) -> tuple[int, int]: ...
 def create_segment(
-    ranks: int, depth: int, buffer_bytes: int, nonce: bytes, file: int | None = None
+    ranks: int,
+    depth: int,
+    buffer_bytes: int,
+    nonce: bytes,
+    file: int | None = None,
+    heaps: bool = True,
 ) -> int: ...
 def isa() -> str: ...
 def widen(dtype: int, dst: int, src: int, count: int, factor: float | None = None) -> None: ...

@@ -99,6 +99,12 @@ def test_rank_0_and_the_smallest_host_decide_the_shape() -> None:
     assert [found.shape for found in outcomes] == [shape_for(3, 2, 1 << 22)] * 3
 
 
+def test_one_host_without_heaps_decides_for_all() -> None:
+    outcomes = exchanged([HERE, host("a")], heaps=[True, False])
+    assert [found.heaps for found in outcomes] == [False, False]
+    assert exchanged([HERE, host("a")], heaps=[True, True])[0].heaps
+
+
 def test_rails_are_limited_by_the_rank_with_fewest() -> None:
     addresses = [[("127.0.0.1", 1), ("127.0.0.2", 1)], [("127.0.0.1", 2)]]
     found = exchanged([host("a"), host("b")], addresses=addresses)[0]

@@ -8,30 +8,40 @@ import time
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from communicator.shrinking_hosts import joined, over_hosts, says, slow
 from ranks import Me
-from unisono import AbortedError, PeerLostError
+from unisono import AbortedError, Communicator, PeerLostError
 
 # ---- kills at random points
 
 MANY = 5
 
 
+def ones(comm: Communicator) -> NDArray[np.float64]:
+    """Returns an array that the ranks of one host read in place."""
+    x = comm.empty(20_000, np.float64)
+    x[:] = 1
+    return x
+
+
 def survives(me: Me) -> None:
     """Runs collectives, and shrinks when other ranks die, until no rank has died for some time."""
     comm = joined(me)
-    x, done = np.ones(3000), 0
+    x, shared, done = np.ones(3000), ones(comm), 0
     while done < 300:
         try:
-            comm.all_reduce(x, "max")
+            comm.all_reduce(x if done % 2 else shared, "max")
             done += 1
             time.sleep(0.002)
         except PeerLostError:
             comm, done = comm.shrink(timeout_s=30), 0
+            shared = ones(comm)
         except AbortedError as error:
             assert "was shrunk" not in str(error), "a living rank was left out"
             raise
+    assert (x == 1).all() and (shared == 1).all()
     says(me, comm, "end")
 
 

@@ -13,7 +13,6 @@ import pytest
 from numpy.typing import NDArray
 
 from bootstrap.test_segment_creation import deny_memfd
-from pretended_hosts import spanning
 from ranks import Me, Processes, Threads
 from unisono import AbortedError, Communicator
 
@@ -144,15 +143,6 @@ def test_groups_without_shared_heaps_give_ordinary_arrays(body: Callable[[Me], N
     with Processes(body, 2) as job:
         for said in job.wait_for("done", range(2)):
             assert (said["total"], said["shared"]) == (200_000, 0)
-
-
-def test_groups_on_several_hosts_give_ordinary_arrays() -> None:
-    def body(comm: Communicator) -> tuple[float, int]:
-        x = comm.empty(50_000)
-        x[:] = 1
-        return float(comm.all_reduce(x).sum()), comm.shared_bytes
-
-    assert spanning(body, [{}] * 4, per_host=2) == [(200_000.0, 0)] * 4
 
 
 def forks(me: Me) -> None:

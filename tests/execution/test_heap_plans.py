@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from execution.test_spanning import LAYOUTS, SpanningThreadGroup
 from schedule.test_write_back import crossed, star
 from thread_group import TIMEOUT_S, Bytes, Pieces, ThreadGroup, alias, buffers, copies
 from unisono import algorithms
-from unisono.errors import MismatchError
+from unisono.errors import MismatchError, UnsupportedError
 from unisono.execution import Arguments, LoadedPlan, native_executor, reference
 from unisono.schedule import Collective, Schedule, lower, lower_rank
 from unisono.types import DType, Op, ReduceOp
@@ -72,9 +74,14 @@ def heap_plans(
     return None if None in forms else list(map(with_blocks, plans, forms))
 
 
+def heap_lowering(group: ThreadGroup) -> dict[str, Any]:
+    """Returns the arguments of `lower` for plans in shared heaps."""
+    return {"shares_memory": True, "may_write_back": True, "hosts": group.hosts}
+
+
 def longest_block_bytes(group: ThreadGroup, schedule: Schedule) -> int:
     """Returns the longest block whose slots fit in the staging memory, if blocks use it."""
-    lowered = lower_rank(schedule, 0, shares_memory=True, may_write_back=True)
+    lowered = lower_rank(schedule, 0, **heap_lowering(group))
     if lowered.plan.addresses_only:
         return LONGEST_BYTES
     return int(group.groups[0].buffer_bytes // max(1, *lowered.slots)) & -4096
@@ -98,7 +105,7 @@ def compare(
     expected, theirs = copies(outputs), copies(inputs)
     inputs, outputs = in_heaps(group, inputs), in_heaps(group, outputs)
     originals = copies(inputs)
-    written_back = _writes_back(schedule)
+    written_back = lower_rank(schedule, 0, **heap_lowering(group)).writes_back
     if in_place:
         alias(collective, inputs, outputs)
     if in_place or written_back:
@@ -106,7 +113,7 @@ def compare(
             pieces[0][:] = theirs[rank][0]
         alias(collective, theirs, expected)
     reference.run(
-        lower(schedule, shares_memory=True, may_write_back=True),
+        lower(schedule, **heap_lowering(group)),
         [pieces[: collective.input_pieces(rank)] for rank, pieces in enumerate(theirs)],
         [pieces[: collective.output_pieces(rank)] for rank, pieces in enumerate(expected)],
         dtype,
@@ -120,10 +127,6 @@ def compare(
         if not in_place:
             for x, original in zip(inputs[rank], originals[rank], strict=True):
                 assert x.tobytes() == original.tobytes(), f"rank {rank}: the input was changed"
-
-
-def _writes_back(schedule: Schedule) -> bool:
-    return lower_rank(schedule, 0, shares_memory=True, may_write_back=True).writes_back
 
 
 def _run(
@@ -189,6 +192,51 @@ def test_anything(data: st.DataObject, groups: ThreadGroups) -> None:
     )
 
 
+@pytest.fixture(scope="module")
+def spanning() -> Iterator[list[SpanningThreadGroup]]:
+    """Returns groups on several hosts whose calls of any length may use shared heaps."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("_LEAST_HEAP_BYTES", "_LEAST_CROWDED_HEAP_BYTES"):
+            patch.setattr(native_executor, name, 1)
+        made = [SpanningThreadGroup(hosts) for hosts in LAYOUTS]
+    yield made
+    for each in made:
+        each.close()
+
+
+@given(data=st.data())
+@settings(max_examples=120, deadline=None)
+def test_anything_on_several_hosts(
+    data: st.DataObject, spanning: list[SpanningThreadGroup]
+) -> None:
+    op, name = data.draw(st.sampled_from(EVERY))
+    group = data.draw(st.sampled_from(spanning))
+    root = data.draw(st.integers(0, group.ranks - 1)) if op.rooted else -1
+    try:
+        schedule = algorithms.build(
+            op, name, ranks=group.ranks, root=max(root, 0), hosts=group.hosts
+        )
+    except UnsupportedError:
+        return
+    longest = longest_block_bytes(group, schedule)
+    block_bytes = data.draw(st.sampled_from([4096, 8192, longest]))
+    plans = heap_plans(group, op, name, root, block_bytes)
+    if plans is None:
+        return
+    lead = data.draw(st.integers(0, 2))
+    compare(
+        group,
+        schedule,
+        [dataclasses.replace(plan, lead=lead) for plan in plans],
+        data.draw(st.sampled_from([1, 511, 1025, 2049, 5000, 30_001])),
+        data.draw(st.sampled_from([DType.FLOAT32, DType.FLOAT64, DType.INT32])),
+        block_bytes=block_bytes,
+        in_place=op is not Op.ALL_TO_ALL and data.draw(st.booleans()),
+        seed=data.draw(st.integers(0, 99)),
+        offset=data.draw(st.sampled_from([0, 16, 64])),
+    )
+
+
 @pytest.mark.parametrize("make", [star, lambda ranks: star(ranks, ranks - 1)])
 def test_ranks_that_only_receive_written_results(
     make: Callable[[int], Schedule], groups: ThreadGroups
@@ -198,7 +246,7 @@ def test_ranks_that_only_receive_written_results(
         name = executor.adopt(schedule)
     plans = heap_plans(group, Op.ALL_REDUCE, name, -1, 8192)
     assert plans is not None
-    assert _writes_back(schedule)
+    assert lower_rank(schedule, 0, **heap_lowering(group)).writes_back
     for in_place in (False, True):
         compare(group, schedule, plans, 5001, DType.FLOAT32, block_bytes=8192, in_place=in_place)
 

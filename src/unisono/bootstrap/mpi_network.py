@@ -82,6 +82,7 @@ class MpiNetwork:
             rendezvous=f"{name.hex()} by MPI of host {hosts.index(here)}",
             rank0_data=b"",
             shape=self._found.shape,
+            heaps=self._found.heaps,
             names=here,
             single_copy=SingleCopy.NEVER,
         )

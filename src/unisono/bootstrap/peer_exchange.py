@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from unisono.bootstrap.group_config import StagingShape, shape_for
+from unisono.bootstrap.segment_creation import can_hold_heaps
 from unisono.bootstrap.store import BootstrapStore
 from unisono.errors import RendezvousError
 from unisono.native import usable_cores
 from unisono.rank_connections import PeerInfo
 from unisono.transport import random_secret
 
-_VERSION = 2
+_VERSION = 3
 """Format version of the exchanged texts; ranks with other versions are rejected."""
 _WORLD_BYTES = 16
 _SPANNING_DEPTH = 4
@@ -88,6 +89,8 @@ class RankFacts:
     """
     host: HostKey = field(default_factory=this_host)
     cores: int = field(default_factory=usable_cores)
+    heaps: bool = field(default_factory=can_hold_heaps)
+    """Whether this rank's host can create shared heaps."""
     rank0_data: bytes = b""
     """Data that rank 0 sends to all other ranks."""
     tls: str = "off"
@@ -114,6 +117,8 @@ class WorldFacts:
     """Shape of the staging memory in every host's segment, and in the mirrors: each rank's private
     copies of the staging memory of ranks on other hosts.
     """
+    heaps: bool
+    """Whether all hosts can create shared heaps."""
 
     def host_of(self, rank: int) -> tuple[int, ...]:
         """Returns the ranks of this rank's host."""
@@ -157,6 +162,7 @@ def exchange_facts(
         rank0_data=first.rank0_data,
         secret=bootstrap_store.secret or first.secret,
         shape=shape_among(len(hosts), fullest, fewest_cores, first.staging_bytes),
+        heaps=all(facts.heaps for facts in all_facts),
     )
 
 
@@ -181,6 +187,7 @@ class _ParsedFacts:
     name: str
     addresses: tuple[tuple[str, int], ...]
     cores: int
+    heaps: bool
     has_secret: bool
     tls: str
     staging_bytes: int
@@ -203,6 +210,7 @@ class _ParsedFacts:
                     for ip, port in facts["addresses"]
                 ),
                 cores=_within(facts["cores"], 1 << 32),
+                heaps=bool(facts["heaps"]),
                 has_secret=bool(facts["has_secret"]),
                 tls=str(facts["tls"]),
                 staging_bytes=_within(facts.get("staging_bytes", 0), 1 << 62),
@@ -239,6 +247,7 @@ def _pack(rank_facts: RankFacts, has_secret: bool) -> bytes:
         "name": socket.gethostname(),
         "addresses": [list(address) for address in rank_facts.addresses],
         "cores": rank_facts.cores,
+        "heaps": rank_facts.heaps,
         "has_secret": has_secret,
         "tls": rank_facts.tls,
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import resource
 import tempfile
 
 from unisono.errors import RendezvousError, UnisonoError
@@ -17,8 +18,20 @@ _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """Errors for a missing resource that a file would need, too."""
 
 
-def create(ranks: int, depth: int, buffer_bytes: int, nonce: bytes) -> int:
+def can_hold_heaps() -> bool:
+    """Returns True if this process can create memory with a shared heap for each rank."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        os.close(os.memfd_create("unisono", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+    except OSError:
+        return False
+    return limit == resource.RLIM_INFINITY
+
+
+def create(ranks: int, depth: int, buffer_bytes: int, nonce: bytes, *, heaps: bool = True) -> int:
     """Creates and initialises a group's unnamed shared memory; returns its descriptor.
+
+    With `heaps`, the memory ends with a shared heap for each rank, unless it is a file.
 
     If the system denies memfd_create, as a sandbox's seccomp profile may, the memory is an unnamed
     file in /dev/shm, else in $TMPDIR, and a warning is logged. Raises `RendezvousError` with the
@@ -31,12 +44,12 @@ def create(ranks: int, depth: int, buffer_bytes: int, nonce: bytes) -> int:
             raise RendezvousError(f"memfd_create: {_said(error)}") from error
         denied = f"memfd_create is denied ({_said(error)})"
     else:
-        return _laid_out(fd, ranks, depth, buffer_bytes, nonce)
+        return _laid_out(fd, ranks, depth, buffer_bytes, nonce, heaps)
     reasons = [denied]
     for folder in dict.fromkeys((_SHARED_MEMORY, tempfile.gettempdir())):
         try:
             fd = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-            made = _laid_out(fd, ranks, depth, buffer_bytes, nonce)
+            made = _laid_out(fd, ranks, depth, buffer_bytes, nonce, False)
         except (OSError, UnisonoError) as error:
             reasons.append(f"a file in {folder} is not possible ({_said(error)})")
         else:
@@ -48,9 +61,9 @@ def create(ranks: int, depth: int, buffer_bytes: int, nonce: bytes) -> int:
     )
 
 
-def _laid_out(fd: int, ranks: int, depth: int, buffer_bytes: int, nonce: bytes) -> int:
+def _laid_out(fd: int, ranks: int, depth: int, buffer_bytes: int, nonce: bytes, heaps: bool) -> int:
     try:
-        return create_segment(ranks, depth, buffer_bytes, nonce, fd)
+        return create_segment(ranks, depth, buffer_bytes, nonce, fd, heaps)
     except BaseException:
         os.close(fd)
         raise

@@ -174,7 +174,9 @@ def _create_segment(group_config: GroupConfig, nonce: bytes) -> int:
     shape = group_config.shape
     if shape is None:
         shape = shape_for(group_config.size, usable_cores(), group_config.staging_bytes)
-    return segment_creation.create(group_config.size, shape.depth, shape.buffer_bytes, nonce)
+    return segment_creation.create(
+        group_config.size, shape.depth, shape.buffer_bytes, nonce, heaps=group_config.heaps
+    )
 
 
 def _report_failure(group_config: GroupConfig, deadline: float, why: str) -> None:

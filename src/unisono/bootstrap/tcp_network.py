@@ -112,6 +112,7 @@ class TcpNetwork:
             timeout_s=group_config.timeout_s,
             staging_bytes=group_config.staging_bytes,
             shape=self._found.shape,
+            heaps=self._found.heaps,
             names=here,
             watch=group_config.watch,
             single_copy=SingleCopy.NEVER,  # since the group has several hosts

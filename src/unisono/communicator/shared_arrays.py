@@ -26,9 +26,11 @@ def empty(self: Communicator, shape: Shape, dtype: DTypeLike = np.float64) -> ND
     arrays in place. Results have the same bits as with other arrays. If only some ranks pass such
     arrays to a call, all raise `MismatchError`. Slices and views count as such arrays.
 
+    On several hosts, the ranks of one host read each other's arrays in place.
+
     Memory is freed with the last view. It outlives the communicator. A forked child shares the
-    memory with its parent. On several hosts, and where the group has no shared heap (in a sandbox
-    without memfd), this function returns an ordinary array.
+    memory with its parent. Where the group has no shared heap (in a sandbox without memfd), this
+    function returns an ordinary array.
 
     Raises `MemoryError` if the heap has no room, and `AbortedError` after `close` and in a forked
     child.
@@ -46,7 +48,7 @@ def empty(self: Communicator, shape: Shape, dtype: DTypeLike = np.float64) -> ND
     if element.hasobject:
         raise TypeError(f"empty: expected elements of a fixed size, got {element}")
     group = self._engine.group
-    if group.heap_bytes == 0 or self._network is not None or count * element.itemsize == 0:
+    if group.heap_bytes == 0 or count * element.itemsize == 0:
         return np.empty(dimensions, element)
     nbytes = count * element.itemsize
     if nbytes > group.heap_bytes:

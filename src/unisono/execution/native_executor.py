@@ -201,7 +201,7 @@ class NativeExecutor:
             _check_fit(schedule, op, ranks, root)
         make = functools.partial(self._make, schedule, op, algorithm, root, block_bytes)
         plan = make(Form.STAGED)
-        if self._group.heap_bytes > 0 and self._hosts is None and op not in _WITHOUT_HEAP:
+        if self._group.heap_bytes > 0 and op not in _WITHOUT_HEAP:
             make_heap_plan = functools.partial(_in_place, make, op, Form.HEAP)
             plan = replace(plan, heap_plan=functools.cache(make_heap_plan))
         if op in self.single_copy_rules.pieces:
@@ -223,6 +223,7 @@ class NativeExecutor:
             self.rank,
             shares_memory=form is not Form.STAGED,
             may_write_back=form is Form.HEAP,
+            hosts=self._hosts,
         )
         if self._reach is not None:
             self._reach(partners(lowered.plan))
@@ -302,7 +303,7 @@ class NativeExecutor:
             lead=plan.lead,
             lengths_from=args.lengths_from,
             volume=volume,
-            heap_form=None if heap_plan is None else _heap_form(heap_plan, args),
+            heap_form=None if heap_plan is None else _heap_form(heap_plan, args, longest_bytes),
         )
 
 
@@ -314,16 +315,22 @@ def _extra(plan: LoadedPlan, block_bytes: int, args: Arguments) -> int:
     return zlib.crc32(f"{plan.name}/{block_bytes}/{rest}".encode())
 
 
-def _heap_form(plan: LoadedPlan, args: Arguments) -> tuple[native.Plan, int, int, bool, bool]:
-    extra = _extra(plan, plan.block_bytes, args)
-    return plan.native, extra, plan.block_bytes, plan.shares_input, plan.shares_output
+def _heap_form(
+    plan: LoadedPlan, args: Arguments, longest_bytes: int
+) -> tuple[native.Plan, int, int, bool, bool]:
+    block_bytes = plan.block_for(longest_bytes)
+    extra = _extra(plan, block_bytes, args)
+    return plan.native, extra, block_bytes, plan.shares_input, plan.shares_output
 
 
 def _in_place(make: Callable[[Form], LoadedPlan], op: Op, form: Form) -> LoadedPlan | None:
     """Returns the plan with which ranks read each other's memory. Returns None if this plan would
-    be wrong for a call whose input and output are the same array.
+    be wrong for a call whose input and output are the same array, and if no rank would read other
+    memory than slots.
     """
     plan = make(form)
+    if not (plan.shares_input or plan.shares_output):
+        return None
     # An all_to_all copies its input if input and output are the same array.
     return plan if plan.in_place or op is Op.ALL_TO_ALL else None
 

@@ -11,6 +11,7 @@ rank:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,11 +51,18 @@ class Allocation:
         return bool((self.address[self.shared] & 0xFF == space).any())
 
 
-def allocate(flow: Dataflow, staging: Staging, *, shares_memory: bool = False) -> Allocation:
+def allocate(
+    flow: Dataflow,
+    staging: Staging,
+    *,
+    shares_memory: bool = False,
+    hosts: Sequence[Sequence[int]] | None = None,
+) -> Allocation:
     """Allocates memory for every value.
 
     With `shares_memory`, other ranks read a value in place if the value does not change before the
-    end of the call. Such values are inputs and results.
+    end of the call. Such values are inputs and results. `hosts` are the ranks of each host (None: a
+    single host); a value that a rank of another host reads is staged for all its readers.
     """
     collective = flow.moves.places.schedule.collective
     needed = np.zeros(len(flow.rank), np.bool_)
@@ -81,6 +89,8 @@ def allocate(flow: Dataflow, staging: Staging, *, shares_memory: bool = False) -
     if shares_memory:
         shared[: flow.inputs] = shared[flow.outputs] = True
         shared &= staging.slot >= 0
+        if hosts is not None:
+            shared[_read_elsewhere(flow, staging, hosts)] = False
         in_place &= read_in_time(flow, staging, shared, written)
     return Allocation(
         address=address,
@@ -90,6 +100,16 @@ def allocate(flow: Dataflow, staging: Staging, *, shares_memory: bool = False) -
         uniform=uniform,
         in_place=in_place,
     )
+
+
+def _read_elsewhere(flow: Dataflow, staging: Staging, hosts: Sequence[Sequence[int]]) -> Numbers:
+    """Returns the values that ranks of other hosts read."""
+    host = np.empty(flow.moves.places.schedule.collective.ranks, np.int64)
+    for number, ranks in enumerate(hosts):
+        host[list(ranks)] = number
+    value, into = flow.operands[staging.remote], staging.target[staging.remote]
+    found: Numbers = value[host[flow.rank[value]] != host[flow.rank[into]]]
+    return found
 
 
 def _lengths(flow: Dataflow, staging: Staging) -> tuple[Numbers, NDArray[np.bool_]]:

@@ -8,6 +8,7 @@ waited for them. Then the rank writes, and posts if the step ends with a post.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -54,14 +55,19 @@ class RankPlan:
 
 
 def lower(
-    schedule: Schedule, *, shares_memory: bool = False, may_write_back: bool = False
+    schedule: Schedule,
+    *,
+    shares_memory: bool = False,
+    may_write_back: bool = False,
+    hosts: Sequence[Sequence[int]] | None = None,
 ) -> tuple[ExecutionPlan, ...]:
     """Returns one plan for each rank.
 
     With `shares_memory`, ranks read inputs and results of other ranks in place
     (`buffer_allocation.py`), instead of through staging slots. With `may_write_back` as well, ranks
     also write results in place if the schedule permits it (`write_back.py`). Such plans are for
-    in-place calls only.
+    in-place calls only. `hosts` are the ranks of each host (None: a single host); only ranks of one
+    host read each other's memory in place.
 
     Raises `ScheduleError` for a wrong schedule, and `UnsupportedError` if a rank needs more slots
     than records can name.
@@ -73,12 +79,17 @@ def lower(
     >>> [[r.code.name for r in plan.records] for plan in lower(b.build())]
     [['COPY', 'POST', 'COPY', 'POST'], ['WAIT', 'COPY', 'POST']]
     """
-    lowering = _Lowering(schedule, shares_memory, may_write_back)
+    lowering = _Lowering(schedule, shares_memory, may_write_back, hosts)
     return lowering.plans(0, schedule.collective.ranks)
 
 
 def lower_rank(
-    schedule: Schedule, rank: int, *, shares_memory: bool = False, may_write_back: bool = False
+    schedule: Schedule,
+    rank: int,
+    *,
+    shares_memory: bool = False,
+    may_write_back: bool = False,
+    hosts: Sequence[Sequence[int]] | None = None,
 ) -> RankPlan:
     """Returns the plan that `lower` returns for this rank. This function is faster than `lower`,
     because it generates the records of one rank only.
@@ -93,7 +104,7 @@ def lower_rank(
     >>> [r.code.name for r in mine.plan.records], mine.slots
     (['WAIT', 'COPY', 'POST'], (1, 0))
     """
-    lowering = _Lowering(schedule, shares_memory, may_write_back)
+    lowering = _Lowering(schedule, shares_memory, may_write_back, hosts)
     (plan,) = lowering.plans(rank, rank + 1)
     return RankPlan(
         plan=plan,
@@ -112,12 +123,26 @@ class _Lowering:
     ranks.
     """
 
-    def __init__(self, schedule: Schedule, shares_memory: bool, may_write_back: bool) -> None:
+    def __init__(
+        self,
+        schedule: Schedule,
+        shares_memory: bool,
+        may_write_back: bool,
+        hosts: Sequence[Sequence[int]] | None,
+    ) -> None:
         self.collective = schedule.collective
         self.flow = trace(schedule)
         self.staging = stage(self.flow)
-        self.allocation = allocate(self.flow, self.staging, shares_memory=shares_memory)
-        self.writes_back = shares_memory and may_write_back and writes_back(self.flow, self.staging)
+        self.allocation = allocate(
+            self.flow, self.staging, shares_memory=shares_memory, hosts=hosts
+        )
+        self.addresses_only = bool(self.allocation.shared[self.staging.slot >= 0].all())
+        self.writes_back = (
+            shares_memory
+            and may_write_back
+            and self.addresses_only
+            and writes_back(self.flow, self.staging)
+        )
         self.stages = 1 + int(self.staging.posts.max())
         most = int(max(self.staging.num_slots.max(), self.allocation.num_tmp.max()))
         if most > _MOST or (np.diff(self.flow.first) >= _MOST).any():
@@ -132,7 +157,6 @@ class _Lowering:
             self.flow, self.staging, self.allocation, range(start, stop), self.stages
         )
         readers = self._readers(start, stop)
-        addresses_only = bool(self.allocation.shared[self.staging.slot >= 0].all())
         return tuple(
             ExecutionPlan(
                 rank=rank,
@@ -151,7 +175,7 @@ class _Lowering:
                 uniform=bool(self.allocation.uniform[rank]),
                 in_place=bool(self.allocation.in_place[rank]),
                 readers=readers[i],
-                addresses_only=addresses_only,
+                addresses_only=self.addresses_only,
             )
             for i, rank in enumerate(range(start, stop))
         )
