@@ -1,5 +1,6 @@
-"""Collectives on shared arrays of ranks on several hosts: ranks of one host read each other's arrays
-in place, and results have the bits of those on ordinary arrays.
+"""Collectives on shared arrays of ranks on several hosts.
+
+Ranks of one host read each other's arrays in place, and results have the bits of those on ordinary arrays.
 """
 
 from __future__ import annotations
