@@ -28,19 +28,28 @@ namespace {
 // Copies of fewer bytes take less time than the release of the GIL.
 constexpr uint64_t kLeastWithoutGil = 8 << 10;
 
-// Offset and bytes of a rank's array in its heap, and the offset of its signals.
-using PartTuple = std::tuple<uint64_t, uint64_t, uint64_t>;
+// Offset and bytes of a rank's array in its heap, the offset of its signals, and its number.
+using PartTuple = std::tuple<uint64_t, uint64_t, uint64_t, uint64_t>;
+
+// This rank's part of a window, with the group that it needs.
+struct BoundPart {
+    BoundPart(std::shared_ptr<Group> group, uint64_t array, uint64_t bytes, uint64_t signals)
+        : group(std::move(group)),
+          part(*this->group, {array, bytes},
+               {signals, Window::signal_bytes(this->group->members().ranks())}) {}
+    std::shared_ptr<Group> group;
+    OwnPart part;
+};
 
 class BoundWindow {
   public:
-    BoundWindow(std::shared_ptr<Group> group, const std::vector<PartTuple>& parts, uint32_t dtype)
-        : group_(std::move(group)),
+    BoundWindow(std::shared_ptr<BoundPart> own, const std::vector<PartTuple>& parts, uint32_t dtype)
+        : own_(std::move(own)),
           dtype_(static_cast<DType>(dtype)),
-          window_(group_->view(), group_->members(), group_->waiter(), group_->heap(),
-                  group_->counters(), parts_of(parts), size_of(dtype_)) {}
+          window_(*own_->group, parts_of(parts), size_of(dtype_)) {}
 
     // Copies `x` to a rank's array, and adds a signal. Returns None, or NotImplemented if Python
-    // must check the arguments.
+    // must check the arguments, or if the rank is on another host.
     nb::object put(nb::handle x, nb::handle dst, nb::handle at_element, nb::handle signals) {
         const auto rank = rank_of(dst);
         const auto start = offset_of(at_element);
@@ -48,10 +57,18 @@ class BoundWindow {
         if (!rank || !start || !from || !PyBool_Check(signals.ptr())) return unchecked();
         const bool adds = signals.is(Py_True);
         copy(from->bytes, [&] {
-            window_.put(*rank, *start, at(from->address), from->bytes);
+            window_.put(*rank, *start, at(from->address), from->bytes, none_);
             if (adds) window_.signal(*rank);
         });
         return nb::none();
+    }
+    // Copies `x`, whose arguments Python has checked, to the array of any rank.
+    void put_checked(nb::handle x, uint32_t rank, uint64_t element, bool adds, double timeout_s) {
+        const Located from = located(x, false).value();
+        access(x, timeout_s, [&](RemoteWait& wait) {
+            window_.put(rank, element * size_of(dtype_), at(from.address), from.bytes, wait);
+            if (adds) window_.signal(rank);
+        });
     }
     // Copies from a rank's array to `out`. Returns `out`, or NotImplemented.
     nb::object get(nb::handle out, nb::handle src, nb::handle at_element) {
@@ -59,21 +76,36 @@ class BoundWindow {
         const auto start = offset_of(at_element);
         const auto to = located(out, true);
         if (!rank || !start || !to) return unchecked();
-        copy(to->bytes, [&] { window_.get(*rank, *start, at(to->address), to->bytes); });
+        copy(to->bytes, [&] { window_.get(*rank, *start, at(to->address), to->bytes, none_); });
         return nb::borrow(out);
     }
-    void signal(uint32_t rank) { window_.signal(rank); }
+    void get_checked(nb::handle out, uint32_t rank, uint64_t element, double timeout_s) {
+        const Located to = located(out, true).value();
+        access(out, timeout_s, [&](RemoteWait& wait) {
+            window_.get(rank, element * size_of(dtype_), at(to.address), to.bytes, wait);
+        });
+    }
+    void signal(uint32_t rank) {
+        if (rank >= ranks() || !window_.is_away(rank)) return window_.signal(rank);
+        const WithoutGil release;
+        window_.signal(rank);
+    }
     void wait(uint32_t rank, uint64_t count, double timeout_s) {
         const WithoutGil release;
         window_.wait(rank, count, timeout_s, python_signals());
     }
     [[nodiscard]] uint64_t arrived(uint32_t rank) const { return window_.arrived(rank); }
-    void fence() { window_.fence(); }
+    void fence(double timeout_s) {
+        const WithoutGil release;
+        RemoteWait wait{timeout_s, python_signals()};
+        window_.fence(wait);
+    }
 
   private:
     static std::vector<Window::Part> parts_of(const std::vector<PartTuple>& tuples) {
         std::vector<Window::Part> parts;
-        for (const auto& [array, bytes, signals] : tuples) parts.push_back({array, bytes, signals});
+        for (const auto& [array, bytes, signals, number] : tuples)
+            parts.push_back({array, bytes, signals, number});
         return parts;
     }
 
@@ -81,9 +113,11 @@ class BoundWindow {
 
     [[nodiscard]] std::optional<uint32_t> rank_of(nb::handle number) const {
         const auto rank = whole(number);
-        if (!rank || *rank >= group_->members().ranks()) return std::nullopt;
+        if (!rank || *rank >= ranks()) return std::nullopt;
+        if (window_.is_away(static_cast<uint32_t>(*rank))) return std::nullopt;
         return static_cast<uint32_t>(*rank);
     }
+    [[nodiscard]] uint32_t ranks() const noexcept { return own_->group->members().ranks(); }
 
     // Returns the bytes before an element.
     [[nodiscard]] std::optional<uint64_t> offset_of(nb::handle element) const {
@@ -112,10 +146,25 @@ class BoundWindow {
         }
     }
 
-    std::shared_ptr<Group> group_;
+    // Accesses the array of any rank. Keeps `memory` if another host may use it after a failure.
+    template <class Access>
+    static void access(nb::handle memory, double timeout_s, Access&& access) {
+        RemoteWait wait{timeout_s, python_signals()};
+        try {
+            const WithoutGil release;
+            access(wait);
+        } catch (const Error& error) {
+            if (wait.needs_memory) memory.inc_ref();
+            if (error.fault() == Fault::invalid) throw nb::value_error(error.what());
+            throw;
+        }
+    }
+
+    std::shared_ptr<BoundPart> own_;
     DType dtype_;
     Arrays arrays_;
     Window window_;
+    RemoteWait none_{};  // of accesses to ranks of this host, which do not wait
 };
 
 }  // namespace
@@ -129,16 +178,23 @@ void register_windows(nb::module_& m) {
         },
         "group"_a, "address"_a, "bytes"_a);
     m.def("signal_bytes", &Window::signal_bytes, "ranks"_a);
+    nb::class_<BoundPart>(m, "WindowPart")
+        .def(nb::init<std::shared_ptr<Group>, uint64_t, uint64_t, uint64_t>(), "group"_a, "array"_a,
+             "nbytes"_a, "signals"_a)
+        .def_prop_ro("number", [](const BoundPart& part) { return part.part.number(); });
     nb::class_<BoundWindow>(m, "Window")
-        .def(nb::init<std::shared_ptr<Group>, const std::vector<PartTuple>&, uint32_t>(), "group"_a,
-             "parts"_a, "dtype"_a)
+        .def(nb::init<std::shared_ptr<BoundPart>, const std::vector<PartTuple>&, uint32_t>(),
+             "own"_a, "parts"_a, "dtype"_a)
+        .def("put_checked", &BoundWindow::put_checked, "x"_a, "dst"_a, "at"_a, "signal"_a,
+             "timeout_s"_a)
+        .def("get_checked", &BoundWindow::get_checked, "out"_a, "src"_a, "at"_a, "timeout_s"_a)
         .def("put", &BoundWindow::put, "x"_a.none(), "dst"_a.none(), "at"_a.none(),
              "signal"_a.none())
         .def("get", &BoundWindow::get, "out"_a.none(), "src"_a.none(), "at"_a.none())
         .def("signal", &BoundWindow::signal, "rank"_a)
         .def("wait", &BoundWindow::wait, "rank"_a, "count"_a, "timeout_s"_a)
         .def("arrived", &BoundWindow::arrived, "rank"_a)
-        .def("fence", &BoundWindow::fence);
+        .def("fence", &BoundWindow::fence, "timeout_s"_a);
 }
 
 }  // namespace unisono::bind

@@ -84,7 +84,7 @@ class Script : private OneOfTwo {
     // Sends a frame built from few bytes, with a payload of zeros.
     void write_frame(Connection& connection) {
         Frame frame{};
-        frame.kind = static_cast<FrameKind>(bytes_.take<uint8_t>() % 13);
+        frame.kind = static_cast<FrameKind>(bytes_.take<uint8_t>() % 16);
         frame.size_class = bytes_.take<uint8_t>() % 4;
         frame.loads = bytes_.take<uint8_t>() % 4;
         frame.number = bytes_.take<uint8_t>();

@@ -150,7 +150,7 @@ class Script : private OneOfTwo {
     void deliver_head(Library& library) {
         Head head{};
         Frame& frame = head.frame;
-        frame.kind = static_cast<FrameKind>(bytes_.take<uint8_t>() % 13);
+        frame.kind = static_cast<FrameKind>(bytes_.take<uint8_t>() % 16);
         frame.size_class = bytes_.take<uint8_t>() % 4;
         frame.number = bytes_.take<uint8_t>();
         frame.place = bytes_.take<uint8_t>();

@@ -34,6 +34,7 @@ class OneOfTwo {
     // the collectives.
     template <class Step, class Poll>
     void play(p2p::Engine& engine, Step&& step, Poll&& poll) {
+        engine.serve({served_.data(), served_.size(), signals_.data(), nullptr}, false);
         try {
             while (bytes_.left() > 0) {
                 step();
@@ -104,6 +105,9 @@ class OneOfTwo {
     static constexpr SegmentShape kShape{1, 2, 4096, 1, 64};
     static constexpr size_t kMostMessages = 16;
     static constexpr double kTimeout_s = 60;
+
+    std::array<std::byte, 64> served_{};  // the array of window 1
+    std::array<std::atomic<uint64_t>, 2 * kLine / sizeof(uint64_t)> signals_{};
 
     void progress(p2p::Engine& engine) {
         for (p2p::Request& request : requests_) {

@@ -1,44 +1,73 @@
-// One-sided access: a window is one array of each rank of a host, which the other ranks write and
-// read without a call of its owner. Signals order the accesses: a rank that has waited for a signal
-// of a peer sees everything that the peer put before.
+// One-sided access: a window is one array of each rank, which the other ranks write and read
+// without a call of its owner. Signals order the accesses: a rank that has waited for a signal of a
+// peer sees everything that the peer put before.
 //
 // Each rank has two ranges in its shared heap: its array, and one word for each peer, in which the
-// peer counts its signals. Any number of threads may use a window.
+// peer counts its signals. Ranks of one host access these ranges directly. Ranks of other hosts
+// send frames, and the owner's messages engine accesses the ranges. Any number of threads may use a
+// window.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
-#include "core/operation_counters.h"
+#include "execution/group.h"
 #include "execution/store_policy.h"
 #include "memory/shared_heap.h"
-#include "memory/waiter.h"
 
 namespace unisono {
+
+// This rank's part of a window. Peers may access it from the construction on.
+class OwnPart {
+  public:
+    // `signals`: the range of Window::signal_bytes(), all of it 0.
+    OwnPart(Group& group, const HeapRange& array, const HeapRange& signals);
+    OwnPart(const OwnPart&) = delete;
+    OwnPart& operator=(const OwnPart&) = delete;
+    ~OwnPart();
+
+    // Returns the number by which ranks of other hosts name this part.
+    [[nodiscard]] uint64_t number() const noexcept { return number_; }
+
+  private:
+    Group& group_;
+    HeapRange array_, signals_;
+    uint64_t number_;
+};
+
+// How long an access to a rank of another host may take. If the access fails, `needs_memory` tells
+// that the caller's memory may be in use until the process ends.
+struct RemoteWait {
+    double timeout_s;
+    Interrupted interrupted;
+    bool needs_memory = false;
+};
 
 class Window {
   public:
     // One rank's part of a window: offsets and lengths in its heap.
     struct Part {
         uint64_t array, bytes;
-        uint64_t signals;  // signal_bytes() for all ranks; 0 at the start
+        uint64_t signals;
+        uint64_t number;  // see OwnPart
     };
     [[nodiscard]] static uint64_t signal_bytes(uint32_t ranks) noexcept { return ranks * kLine; }
 
     // `parts`: of every rank. `element_bytes` is for error texts.
-    Window(View& view, Membership& members, Waiter waiter, SharedHeap& heap,
-           OperationCounters& counters, const std::vector<Part>& parts, uint64_t element_bytes);
+    Window(Group& group, const std::vector<Part>& parts, uint64_t element_bytes);
     Window(const Window&) = delete;
     Window& operator=(const Window&) = delete;
-    ~Window();
+    ~Window() = default;
 
     // Copies `bytes` from `from` to a rank's array, `at` bytes after its start. All functions throw
     // Error(invalid) for wrong arguments, which does not fail the group, and the group's failure.
-    void put(uint32_t rank, uint64_t at, const std::byte* from, uint64_t bytes);
+    // `wait` is only for ranks of other hosts.
+    void put(uint32_t rank, uint64_t at, const std::byte* from, uint64_t bytes, RemoteWait& wait);
     // Copies `bytes` of a rank's array to `to`.
-    void get(uint32_t rank, uint64_t at, std::byte* to, uint64_t bytes);
+    void get(uint32_t rank, uint64_t at, std::byte* to, uint64_t bytes, RemoteWait& wait);
     // Adds a signal at `rank`, after all that this thread has put.
     void signal(uint32_t rank);
     // Takes `count` signals of a rank, and waits until they have arrived. Fails the group after
@@ -47,25 +76,37 @@ class Window {
     // Returns the number of a rank's signals that have arrived and are not taken.
     [[nodiscard]] uint64_t arrived(uint32_t rank) const;
     // Completes all that this thread has put or got, before anything that it does afterwards.
-    void fence();
+    void fence(RemoteWait& wait);
+    // Returns true if the rank is on another host.
+    [[nodiscard]] bool is_away(uint32_t rank) const noexcept { return !view_.local(rank); }
 
   private:
-    // A rank's memory, in this process's view.
+    // A rank's memory, in this process's view; null for ranks of other hosts.
     struct Place {
         std::byte* array;
         uint64_t bytes;
         std::atomic<uint64_t>* signals;  // of this rank, at that rank
+        uint64_t number;
     };
 
-    [[nodiscard]] std::byte* memory_of(uint32_t rank, uint64_t at, uint64_t bytes,
-                                       const char* what) const;
+    void check_access(uint32_t rank, uint64_t at, uint64_t bytes, const char* what) const;
+    void access_away(p2p::Request& request, uint64_t at, RemoteWait& wait);
     void require_healthy() const;
     void require_rank(uint32_t rank, const char* what) const;
     void require_present(uint32_t rank, const char* what) const;
-    [[nodiscard]] std::atomic<uint64_t>& word(uint32_t at, uint32_t from) const noexcept;
+    void wait_here(uint32_t rank, uint64_t target, double timeout_s,
+                   const Interrupted& interrupted);
+    [[nodiscard]] bool has_arrived(uint32_t rank, uint64_t target) const noexcept {
+        return own_word(rank).load(std::memory_order_acquire) >= target;
+    }
+    // Returns the word of this rank in which `rank` counts its signals.
+    [[nodiscard]] std::atomic<uint64_t>& own_word(uint32_t rank) const noexcept {
+        return p2p::signal_word(places_[view_.rank()].signals, rank);
+    }
     [[nodiscard]] kernels::Store store_for(uint64_t bytes) const noexcept;
     [[nodiscard]] std::string late_text(uint32_t rank, uint64_t target, double timeout_s) const;
 
+    Group& group_;
     View& view_;
     Membership& members_;
     Waiter waiter_;
@@ -74,8 +115,9 @@ class Window {
     OperationCounters& counters_;
     uint64_t element_bytes_;
     std::vector<Place> places_;
-    HeapRange own_array_, own_signals_;
     std::vector<std::atomic<uint64_t>> taken_;  // by rank: signals that waits have taken
+    // By rank of another host: this rank has put since the last fence.
+    std::vector<std::atomic<bool>> unfenced_;
 };
 
 }  // namespace unisono

@@ -29,7 +29,8 @@ Engine::Engine(View& view, Membership& members, Waiter waiter, CrossMemory& cros
             endpoint = std::make_unique<ShmEndpoint>(view, members, cross_memory, completion, rank,
                                                      single_copy_, waiter.oversubscribed());
         } else {
-            auto remote = std::make_unique<RemoteEndpoint>(members, *transport_, completion, rank);
+            auto remote =
+                std::make_unique<RemoteEndpoint>(members, *transport_, completion, windows_, rank);
             remotes_[rank] = remote.get();
             endpoint = std::move(remote);
         }
@@ -73,20 +74,10 @@ bool Engine::try_begin(Request& request, bool in_background) {
 }
 
 void Engine::begin_locked(Request& request, bool in_background) {
-    ++under_way_;
-    try {
-        guarded([&] {
-            request.sends() ? begin_send(request) : begin_receive(request);
-            return true;
-        });
+    start(request, [&] {
+        request.sends() ? begin_send(request) : begin_receive(request);
         if (in_background && !request.done()) wake_progress_thread();
-    } catch (const std::exception& error) {
-        if (!request.done()) {
-            request.failed(error_of(error));
-            complete(request);
-        }
-        throw;
-    }
+    });
 }
 
 void Engine::begin_send(Request& send) {
@@ -135,28 +126,6 @@ void Engine::fail_mismatch(const Envelope& came, const Request& receive) {
 }
 
 // ---- progress
-
-// Runs `move` and returns its result. Once the group has failed, nothing moves any more and all
-// requests end, because their callers are about to reuse the memory.
-template <class Move>
-bool Engine::guarded(Move&& move) {
-    try {
-        members_.require_healthy();
-        return move();
-    } catch (const Error& error) {  // an error of a message library is not recorded yet
-        record(error);
-        fail_all(error);
-        throw;
-    } catch (const std::exception& error) {
-        members_.record_made(Fault::system, [&] {
-            return "rank " + std::to_string(members_.rank()) +
-                   " cannot move a message: " + error_of(error).what();
-        });
-        fail_all(error_of(error));
-        members_.require_healthy();
-        throw;
-    }
-}
 
 // Fails the group if a rank that should be alive is gone. Requires the lock.
 void Engine::make_slow_checks() {
@@ -288,9 +257,13 @@ bool Engine::ask(uint32_t rank, Peer& peer, std::optional<uint64_t> probed) {
 
 void Engine::complete(Request& request) noexcept {
     --under_way_;
-    if (!request.error()) count(request);
+    if (!request.error() && !request.message().one_sided) count(request);
     request.set_done();
-    // A thread of this rank may sleep until this request is done.
+    wake_waiting_threads();
+}
+
+// Wakes the threads of this rank that sleep until a request is done or a signal has arrived.
+void Engine::wake_waiting_threads() noexcept {
     ring(view_.own().p2p, transport_ ? Fence::full : view_.fence());
     if (away_sleepers_.load(std::memory_order_seq_cst) > 0) transport_->wake();
 }
@@ -370,11 +343,14 @@ const Envelope* Engine::find(Peer& peer, int32_t source, uint64_t tag) {
 }
 
 bool Engine::idle() const noexcept {
-    return under_way_ == 0;
+    return under_way_ == 0 && windows_.empty();
 }
 
 std::string Engine::text_of(const Request& request) {
     const Message& m = request.message();
+    if (m.one_sided)
+        return std::string(request.sends() ? "put to" : "get from") + " rank " +
+               std::to_string(m.peer) + " (" + std::to_string(m.bytes) + " bytes)";
     return message_text(request.sends(), m.peer) + " (" + std::to_string(m.bytes) + " bytes, " +
            (m.tag == kAnyTag ? std::string("any tag") : "tag " + std::to_string(m.tag)) + ")";
 }
@@ -394,6 +370,7 @@ void Engine::deliver(uint32_t peer, const Frame& frame) {
         members_.fail(error.fault(), error.what());
     }
     remotes_[peer]->deliver(frame);
+    if (frame.kind == FrameKind::signal) wake_waiting_threads();
 }
 
 void Engine::lost(uint32_t peer, const std::string& why) {

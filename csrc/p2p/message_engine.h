@@ -24,6 +24,7 @@
 #include "memory/single_copy.h"
 #include "memory/waiter.h"
 #include "p2p/endpoint.h"
+#include "p2p/served_windows.h"
 #include "p2p/tag_matching.h"
 #include "transport/fault_reports.h"
 #include "transport/transport.h"
@@ -84,6 +85,21 @@ class Engine final : private Receiver, private Completion {
     std::optional<Envelope> wait_probe(int32_t source, uint64_t tag, double timeout_s,
                                        double limit_s, const Interrupted& interrupted,
                                        double check_s = Waiter::kCheck_s);
+    // Lets ranks of other hosts access this rank's part of a window, until `stop_serving`. Returns
+    // the number by which they name the window. `in_background`: the progress thread runs until
+    // then.
+    uint64_t serve(ServedWindow window, bool in_background);
+    void stop_serving(uint64_t number) noexcept;
+    // Puts to a window of a rank of another host, or gets from it, and waits until the request's
+    // memory is free again. Ends the request if it throws.
+    void access(Request& request, uint64_t window, uint64_t at, double timeout_s,
+                const Interrupted& interrupted);
+    // Adds a signal of this rank to a window of a rank of another host.
+    void signal(uint32_t peer, uint64_t window);
+    // Waits until `arrived` for signals of a rank of another host.
+    void await_signals(uint32_t peer, const std::function<bool()>& arrived,
+                       const std::function<std::string()>& late, double timeout_s,
+                       const Interrupted& interrupted);
     // Stops the engine after the rank has left the group. Pending requests fail as aborted.
     void stop() noexcept;
     // Sends the remaining data after `stop`. Returns true once the ranks of other hosts have all
@@ -111,6 +127,8 @@ class Engine final : private Receiver, private Completion {
     };
 
     void begin_locked(Request& request, bool in_background);
+    template <class Move>
+    void start(Request& request, Move&& move);
     void begin_send(Request& send);
     void begin_receive(Request& receive);
     void check(Request& request) const;
@@ -128,6 +146,7 @@ class Engine final : private Receiver, private Completion {
     bool answer(Peer& peer);
     bool ask(uint32_t rank, Peer& peer, std::optional<uint64_t> probed = {});
     void complete(Request& request) noexcept override;
+    void wake_waiting_threads() noexcept;
     void count(const Request& request) noexcept;
     void leave_transport() noexcept;
     void end_transport(const std::optional<Error>& failure) noexcept;
@@ -175,6 +194,7 @@ class Engine final : private Receiver, private Completion {
     std::vector<RemoteEndpoint*> remotes_;  // by rank; nullptr for a rank of this host
     FaultReports fault_reports_;
     Matcher matcher_;
+    ServedWindows windows_;
     uint64_t under_way_ = 0;
     // On the heap, so that a forked child can leak it: the destructor waits for threads that do not
     // exist in the child.
@@ -187,5 +207,46 @@ class Engine final : private Receiver, private Completion {
     bool transport_left_ = false, transport_closed_ = false;
     std::thread thread_;
 };
+
+// Runs `move` and returns its result. Once the group has failed, nothing moves any more and all
+// requests end, because their callers are about to reuse the memory.
+template <class Move>
+bool Engine::guarded(Move&& move) {
+    try {
+        members_.require_healthy();
+        return move();
+    } catch (const Error& error) {  // an error of a message library is not recorded yet
+        record(error);
+        fail_all(error);
+        throw;
+    } catch (const std::exception& error) {
+        members_.record_made(Fault::system, [&] {
+            return "rank " + std::to_string(members_.rank()) +
+                   " cannot move a message: " + error_of(error).what();
+        });
+        fail_all(error_of(error));
+        members_.require_healthy();
+        throw;
+    }
+}
+
+// Begins a request by `move`. If that fails, the request is done and has the error. Requires the
+// lock.
+template <class Move>
+void Engine::start(Request& request, Move&& move) {
+    ++under_way_;
+    try {
+        guarded([&] {
+            move();
+            return true;
+        });
+    } catch (const std::exception& error) {
+        if (!request.done()) {
+            request.failed(error_of(error));
+            complete(request);
+        }
+        throw;
+    }
+}
 
 }  // namespace unisono::p2p

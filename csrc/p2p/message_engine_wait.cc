@@ -195,6 +195,39 @@ bool Engine::wait_for(Requests requests, Ready&& ready, Last&& last, double time
     }
 }
 
+void Engine::await_signals(uint32_t peer, const std::function<bool()>& arrived,
+                           const std::function<std::string()>& late, double timeout_s,
+                           const Interrupted& interrupted) {
+    const auto ready = [&] {
+        if (arrived()) return true;
+        const std::lock_guard lock(mutex_);
+        poll();
+        return arrived();
+    };
+    const auto inspect = [&] {
+        members_.require_healthy();
+        const std::lock_guard lock(mutex_);
+        // Nothing arrives after the departure, so this check of the signals is the last one.
+        if (remotes_[peer]->has_departed() && !arrived())
+            members_.fail(Fault::peer_lost,
+                          "rank " + std::to_string(peer) + " left the group while rank " +
+                              std::to_string(members_.rank()) + " waited for its signal");
+    };
+    const auto sleep = [&](auto&&, double seconds) {
+        const auto awake = [&] { return ready() || members_.failed(); };
+        return rest(false, true, awake, seconds);
+    };
+    Deadline deadline(timeout_s);
+    try {
+        if (ready()) return;
+        waiter_.wait(sleep, ready, inspect, late, counters_.waited_ns(kWaitRow), deadline,
+                     interrupted);
+    } catch (...) {
+        if (!members_.in_child()) end_all();
+        throw;
+    }
+}
+
 // Sleeps until a peer of this host (`here`) or of another host (`away`) may have made progress.
 template <class Awake>
 Woken Engine::rest(bool here, bool away, Awake&& awake, double seconds) {
@@ -302,9 +335,11 @@ void Engine::progress_loop() {
         };
         try {
             if (poll() || idle()) continue;
+            const bool messages = here && under_way_ > 0;
             lock.unlock();
             background_asleep_.store(true, std::memory_order_relaxed);
-            if (rest(here, transport_ != nullptr, ready, kSlice_s) == Woken::timed_out)
+            // If no request is under way, only other hosts can need this thread, for a window.
+            if (rest(messages, transport_ != nullptr, ready, kSlice_s) == Woken::timed_out)
                 waiter_.make_slow_checks({});
         } catch (const std::exception&) {  // recorded in the group: poll ends the pending requests
         }
@@ -318,6 +353,7 @@ void Engine::wake_progress_thread() {
     if (stopping_) return;
     if (!thread_.joinable()) start_progress(thread_, [this] { progress_loop(); });
     if (parked_) changed_->notify_all();
+    if (!windows_.empty()) transport_->wake();  // it may sleep until another host needs it
 }
 
 std::string Engine::late(Requests requests, double timeout_s) const {
@@ -326,8 +362,8 @@ std::string Engine::late(Requests requests, double timeout_s) const {
     std::string text = text_of(first);
     if (requests.size() > 1)
         text = "each of " + std::to_string(requests.size()) + " messages, the first a " + text;
-    text += ": " + timeout_text(members_.rank(), timeout_s) +
-            (first.sends() ? ": it was not received" : ": nothing was sent");
+    text += ": " + timeout_text(members_.rank(), timeout_s);
+    if (!m.one_sided) text += first.sends() ? ": it was not received" : ": nothing was sent";
     if (m.peer == kAnySource || requests.size() > 1) return text;
     text += "; rank " + std::to_string(m.peer) + ": " +
             activity_text(view_.control(static_cast<uint32_t>(m.peer)));

@@ -23,8 +23,9 @@ struct Message {
     std::byte* data;
     uint64_t bytes;
     DType dtype;
-    int32_t peer;  // Destination or source, or kAnySource.
-    uint64_t tag;  // The tag, or kAnyTag.
+    int32_t peer;            // Destination or source, or kAnySource.
+    uint64_t tag;            // The tag, or kAnyTag.
+    bool one_sided = false;  // a put or a get instead of a send or a receive
 };
 
 // A send or a receive. The caller that begins a request keeps the request and its memory until the

@@ -172,6 +172,7 @@ Endpoint::Answer RemoteEndpoint::answer() {
 }
 
 std::byte* RemoteEndpoint::place(const Frame& frame) {
+    if (is_access(frame.kind)) return place_access(frame);
     if (frame.kind == FrameKind::data) {
         Incoming& in = incoming_of(frame);
         // The peer may send these bytes only once, and only after this rank has granted them.
@@ -214,6 +215,7 @@ RemoteEndpoint::Incoming& RemoteEndpoint::incoming_of(const Frame& frame) {
 }
 
 void RemoteEndpoint::deliver(const Frame& frame) {
+    if (is_access(frame.kind)) return deliver_access(frame);
     switch (frame.kind) {
         case FrameKind::message: {
             // Some transports do not call place() for a frame without bytes.
@@ -279,6 +281,7 @@ void RemoteEndpoint::fail(const Error& error, Deadline&) noexcept {
     };
     for (; !leaving_.empty(); leaving_.pop_front()) end(leaving_.front().done);
     for (const auto& [id, send] : std::exchange(ungranted_, {})) end(send);
+    for (const auto& [id, get] : std::exchange(gets_, {})) end(get);
     auto incoming = std::exchange(incoming_, {});
     for (const auto& [id, in] : incoming) end(in.receive);
     if (keeps_memory_) static_cast<void>(new (std::nothrow) auto(std::move(incoming)));

@@ -10,14 +10,21 @@
 
 #include "memory/membership.h"
 #include "p2p/endpoint.h"
+#include "p2p/served_windows.h"
 #include "transport/transport.h"
 
 namespace unisono::p2p {
 
 class RemoteEndpoint final : public Endpoint {
   public:
-    RemoteEndpoint(Membership& members, Transport& transport, Completion& completion, uint32_t peer)
-        : members_(members), transport_(transport), completion_(completion), peer_(peer) {}
+    // `windows` are the windows that this rank serves to the peer.
+    RemoteEndpoint(Membership& members, Transport& transport, Completion& completion,
+                   const ServedWindows& windows, uint32_t peer)
+        : members_(members),
+          transport_(transport),
+          completion_(completion),
+          windows_(windows),
+          peer_(peer) {}
 
     bool put(Request& send) override;
     bool put_aside(Request& send) override;
@@ -36,6 +43,13 @@ class RemoteEndpoint final : public Endpoint {
     bool progress() override;
     [[nodiscard]] bool has_arrivals() const noexcept override { return !arrivals_.empty(); }
     void fail(const Error& error, Deadline& writes_end) noexcept override;
+
+    // Sends the memory of `put` to the array of the peer's window, from byte `at` on.
+    void put_to(Request& put, uint64_t window, uint64_t at);
+    // Asks for the bytes of `get` from the array of the peer's window, from byte `at` on.
+    void get_from(Request& get, uint64_t window, uint64_t at);
+    // Adds a signal of this rank to the peer's window.
+    void signal(uint64_t window);
 
     // The transport calls these functions for frames of this peer; see `Receiver`.
     std::byte* place(const Frame& frame);
@@ -74,10 +88,16 @@ class RemoteEndpoint final : public Endpoint {
     void give_back(uint64_t bytes);
     void settle(uint64_t id, Incoming& in);
     Incoming& incoming_of(const Frame& frame);
+    void send_memory(const Frame& frame, std::byte* data, uint64_t bytes, Request* done);
+    std::byte* place_access(const Frame& frame);
+    void deliver_access(const Frame& frame);
+    std::byte* served(uint64_t number, uint64_t at, uint64_t bytes);
+    Request& get_of(const Frame& frame);
 
     Membership& members_;
     Transport& transport_;
     Completion& completion_;
+    const ServedWindows& windows_;
     const uint32_t peer_;
 
     // The state of this rank as the sender of messages to the peer.
@@ -89,6 +109,8 @@ class RemoteEndpoint final : public Endpoint {
     std::deque<Leaving> leaving_;
     std::optional<uint64_t> asked_tag_;
     uint64_t question_ = 0;
+    uint64_t gets_sent_ = 0;
+    std::unordered_map<uint64_t, Request*> gets_;  // by number; the bytes have not arrived yet
 
     // The state of this rank as the receiver of messages from the peer.
     std::unordered_map<uint64_t, Incoming> incoming_;

@@ -50,7 +50,7 @@ inline constexpr std::array kTransports{TransportKind::collectives, TransportKin
 class Hosts {
   public:
     Hosts(const Layout& layout, uint32_t streams, uint64_t buffer_bytes = 1 << 16,
-          uint32_t depth = 2, uint32_t cores = 1) {
+          uint32_t depth = 2, uint32_t cores = 1, uint64_t heap_bytes = 0) {
         size_t ranks = 0;
         for (const auto& here : layout) ranks += here.size();
         groups_.resize(ranks);
@@ -58,7 +58,8 @@ class Hosts {
         for (size_t h = 0; h < layout.size(); ++h) {
             const auto& here = layout[h];
             const Descriptor fd(create_segment(
-                {static_cast<uint32_t>(here.size()), depth, buffer_bytes, 2, 256}, World::nonce));
+                {static_cast<uint32_t>(here.size()), depth, buffer_bytes, 2, 256, heap_bytes},
+                World::nonce));
             for (const uint32_t r : here) {
                 host[r] = h;
                 groups_[r] = std::make_shared<Group>(Descriptor(::dup(fd.get())), r,

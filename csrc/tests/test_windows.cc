@@ -9,6 +9,7 @@
 
 #include "one_sided/window.h"
 #include "tests/heap_calls.h"
+#include "tests/host_groups.h"
 #include "tests/report.h"
 
 namespace {
@@ -21,19 +22,29 @@ constexpr uint64_t kArrayBytes = 300'000;
 // A rank's window. All ranks allocate alike, so the parts of all ranks are known without a call,
 // and the first memory of a heap is zero.
 struct Opened {
-    Opened(Member& member, uint64_t bytes = kArrayBytes) : member(member) {
-        SharedHeap& heap = member.group->heap();
-        const uint32_t ranks = member.rank_.members->ranks();
+    Opened(Group& group, uint64_t bytes = kArrayBytes) : group(group) {
+        SharedHeap& heap = group.heap();
+        const uint32_t ranks = group.members().ranks();
         array = heap.allocate(bytes);
-        signals = heap.allocate(Window::signal_bytes(ranks));
-        const Window::Part part{heap.offset_of(array.get()), bytes, heap.offset_of(signals.get())};
-        window = std::make_unique<Window>(member.group->view(), *member.rank_.members,
-                                          member.group->waiter(), heap, member.group->counters(),
-                                          std::vector<Window::Part>(ranks, part), 4);
+        const uint64_t signal_bytes = Window::signal_bytes(ranks);
+        signals = heap.allocate(signal_bytes);
+        part = {heap.offset_of(array.get()), bytes, heap.offset_of(signals.get()), 1};
+        own = std::make_unique<OwnPart>(group, HeapRange{part.array, bytes},
+                                        HeapRange{part.signals, signal_bytes});
+        window = std::make_unique<Window>(group, std::vector<Window::Part>(ranks, part), 4);
     }
-    Member& member;
+    void put(uint32_t rank, uint64_t at, const std::byte* from, uint64_t bytes) {
+        window->put(rank, at, from, bytes, patience);
+    }
+    void get(uint32_t rank, uint64_t at, std::byte* to, uint64_t bytes) {
+        window->get(rank, at, to, bytes, patience);
+    }
+    Group& group;
     std::shared_ptr<std::byte> array, signals;
+    Window::Part part;
+    std::unique_ptr<OwnPart> own;
     std::unique_ptr<Window> window;
+    RemoteWait patience{kLong_s, {}};
 };
 
 std::byte byte_of(uint64_t round, uint32_t rank, uint64_t i) {
@@ -53,8 +64,8 @@ bool exchange_parts(Opened& opened, uint32_t rank, uint32_t ranks, int rounds) {
         for (uint32_t step = 1; step <= ranks; ++step) {
             const uint32_t peer = (rank + step) % ranks;
             const uint64_t cut = random() % (part + 1);  // in two puts
-            window.put(peer, rank * part, sent.data(), cut);
-            window.put(peer, rank * part + cut, sent.data() + cut, part - cut);
+            opened.put(peer, rank * part, sent.data(), cut);
+            opened.put(peer, rank * part + cut, sent.data() + cut, part - cut);
             window.signal(peer);
         }
         for (uint32_t peer = 0; peer < ranks; ++peer) window.wait(peer, 1, kLong_s, {});
@@ -64,7 +75,7 @@ bool exchange_parts(Opened& opened, uint32_t rank, uint32_t ranks, int rounds) {
                     byte_of(static_cast<uint64_t>(round), peer, i))
                     return false;
             }
-            window.get(peer, rank * part, read.data(), part);
+            opened.get(peer, rank * part, read.data(), part);
             if (read != sent) return false;
         }
         for (uint32_t peer = 0; peer < ranks; ++peer) window.signal(peer);
@@ -80,7 +91,7 @@ void on_threads(uint32_t ranks, Body&& body) {
     std::vector<std::unique_ptr<Opened>> windows;
     for (uint32_t r = 0; r < ranks; ++r) {
         members.push_back(std::make_unique<Member>(fd, r));
-        windows.push_back(std::make_unique<Opened>(*members.back()));
+        windows.push_back(std::make_unique<Opened>(*members.back()->group));
     }
     std::vector<std::thread> threads;
     for (uint32_t r = 0; r < ranks; ++r) threads.emplace_back([&, r] { body(*windows[r], r); });
@@ -123,7 +134,7 @@ void check_counts(Report& report) {
         if (rank == 0) {
             for (int i = 0; i < 5; ++i) window.signal(1);
             window.wait(1, 1, kLong_s, {});
-            const OperationCounters& counters = opened.member.group->counters();
+            const OperationCounters& counters = opened.group.counters();
             report.check(counters.row(kSignalRow).calls == 5, "signals are counted");
             report.check(counters.row(kWaitRow).calls == 1, "waits are counted");
         } else {
@@ -139,10 +150,10 @@ void check_counts(Report& report) {
 void check_refusals(Report& report) {
     const Descriptor fd = segment_of(2);
     Member member(fd, 0), peer(fd, 1);
-    Opened own(member), theirs(peer);
+    Opened own(*member.group), theirs(*peer.group);
     std::array<std::byte, 8> bytes{};
     const auto put = [&](uint32_t rank, uint64_t at, uint64_t count) {
-        return outcome_of([&] { own.window->put(rank, at, bytes.data(), count); });
+        return outcome_of([&] { own.put(rank, at, bytes.data(), count); });
     };
     expect(report, put(2, 0, 4), Fault::invalid, "rank 2 is not one of the 2 ranks", "a rank");
     for (const uint64_t at : {kArrayBytes - 4, kArrayBytes + 4, ~uint64_t{0} - 3})
@@ -153,16 +164,12 @@ void check_refusals(Report& report) {
            "a text");
     report.check(put(1, kArrayBytes - 8, 8).fault == Fault::none, "the last elements");
     report.check(put(1, kArrayBytes, 0).fault == Fault::none, "nothing at the end");
-    const auto get = [&] { own.window->get(1, kArrayBytes, bytes.data(), 1); };
+    const auto get = [&] { own.get(1, kArrayBytes, bytes.data(), 1); };
     expect(report, outcome_of(get), Fault::invalid, "get: ", "a range of a get");
     // A peer that says that its array is where no heap is.
-    SharedHeap& heap = member.group->heap();
-    const Window::Part mine{heap.offset_of(own.array.get()), 8, heap.offset_of(own.signals.get())};
-    for (const Window::Part& part : {Window::Part{kHeap - 4, 8, 0}, Window::Part{0, 8, kHeap}}) {
-        const auto open = [&] {
-            Window(member.group->view(), *member.rank_.members, member.group->waiter(), heap,
-                   member.group->counters(), {mine, part}, 4);
-        };
+    for (const Window::Part& part :
+         {Window::Part{kHeap - 4, 8, 0, 1}, Window::Part{0, 8, kHeap, 1}}) {
+        const auto open = [&] { Window(*member.group, {own.part, part}, 4); };
         expect(report, outcome_of(open), Fault::mismatch, "outside of its heap", "a hostile part");
     }
 }
@@ -172,7 +179,7 @@ void check_refusals(Report& report) {
 void check_late_signal(Report& report) {
     const Descriptor fd = segment_of(2);
     Member early(fd, 0), late(fd, 1);
-    Opened own(early), theirs(late);
+    Opened own(*early.group), theirs(*late.group);
     std::byte* const reached =
         late.group->heap().at(0, early.group->heap().offset_of(own.array.get()), kArrayBytes);
     std::memset(own.array.get(), 0x11, kArrayBytes);
@@ -184,7 +191,7 @@ void check_late_signal(Report& report) {
                              [](std::byte b) { return b == std::byte{0x11}; }),
                  "a late peer does not reach the array");
     std::byte one{};
-    report.check(outcome_of([&] { theirs.window->put(0, 0, &one, 1); }).fault == Fault::timeout,
+    report.check(outcome_of([&] { theirs.put(0, 0, &one, 1); }).fault == Fault::timeout,
                  "the late peer finds the failure");
     std::memset(own.array.get(), 0x22, kArrayBytes);
     report.check(outcome_of(wait).fault == Fault::timeout, "a second wait finds the failure");
@@ -196,7 +203,7 @@ void check_late_signal(Report& report) {
 void check_failed_call(Report& report) {
     const Descriptor fd = segment_of(2);
     Member early(fd, 0), late(fd, 1);
-    Opened own(early), theirs(late);
+    Opened own(*early.group), theirs(*late.group);
     std::memset(own.array.get(), 0x11, kArrayBytes);
     const uint64_t offset = early.group->heap().offset_of(own.array.get());
     const HeapCall call(early, {hand::write_back, 50'000, 1 << 20, 3, true});
@@ -211,9 +218,10 @@ void check_departure(Report& report) {
     Member member(fd, 0);
     {
         Member peer(fd, 1);
-        Opened own(member), theirs(peer);
+        Opened own(*member.group), theirs(*peer.group);
         theirs.window->signal(0);
         theirs.window.reset();
+        theirs.own.reset();
         peer.rank_.close();
         own.window->wait(1, 1, kLong_s, {});  // it was sent before
         const auto wait = [&] { own.window->wait(1, 1, kLong_s, {}); };
@@ -222,13 +230,108 @@ void check_departure(Report& report) {
     }
 }
 
+// ---- ranks of several hosts
+
+constexpr uint64_t kHostHeap = 64 << 20;
+
+// Runs `body(opened, rank)` on ranks of these hosts.
+template <class Body>
+void on_hosts(const Layout& layout, Body&& body) {
+    Hosts hosts(layout, 2, 1 << 16, 2, 2, kHostHeap);
+    uint32_t ranks = 0;
+    for (const auto& here : layout) ranks += static_cast<uint32_t>(here.size());
+    std::vector<std::unique_ptr<Opened>> windows;
+    for (uint32_t r = 0; r < ranks; ++r)
+        windows.push_back(std::make_unique<Opened>(hosts.group(r)));
+    hosts.run([&](Rank& rank) { body(*windows[rank.rank], rank.rank, ranks); });
+}
+
+void check_hosts(Report& report) {
+    for (const Layout& layout : {Layout{{0}, {1}}, Layout{{0, 2}, {1}}, Layout{{3, 0}, {1, 2}}}) {
+        on_hosts(layout, [&](Opened& opened, uint32_t rank, uint32_t ranks) {
+            report.check(exchange_parts(opened, rank, ranks, 20), "parts of ranks of hosts");
+        });
+    }
+}
+
+// A rank that makes no call serves puts, gets and signals. A fence waits for its answer.
+void check_passive_rank(Report& report) {
+    std::atomic<bool> over{false};
+    on_hosts({{0}, {1}}, [&](Opened& opened, uint32_t rank, uint32_t) {
+        if (rank == 1) {  // uses the engine of messages only for what the other rank needs
+            while (!over) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+            return;
+        }
+        std::vector<std::byte> sent(kArrayBytes, std::byte{7}), read(kArrayBytes);
+        opened.put(1, 0, sent.data(), kArrayBytes);
+        opened.window->fence(opened.patience);
+        opened.get(1, 0, read.data(), kArrayBytes);
+        report.check(read == sent, "a put and a get without a call of the owner");
+        over = true;
+    });
+}
+
+// Several threads of a rank use a window of another host at the same time.
+void check_threads_between_hosts(Report& report) {
+    constexpr uint64_t kThreads = 3, kPart = 40'000;
+    on_hosts({{0}, {1}}, [&](Opened& opened, uint32_t rank, uint32_t) {
+        std::vector<std::thread> threads;
+        for (uint64_t t = 0; t < kThreads; ++t) {
+            threads.emplace_back([&, t] {
+                std::vector<std::byte> part(kPart), read(kPart);
+                for (int round = 0; round < 50; ++round) {
+                    std::fill(part.begin(), part.end(), static_cast<std::byte>(round + rank));
+                    opened.put(1 - rank, t * kPart, part.data(), kPart);
+                    opened.get(1 - rank, t * kPart, read.data(), kPart);
+                    report.check(read == part, "a thread reads what it has put");
+                    opened.window->signal(1 - rank);
+                }
+                for (int round = 0; round < 50; ++round)
+                    opened.window->wait(1 - rank, 1, kLong_s, {});
+            });
+        }
+        for (std::thread& thread : threads) thread.join();
+        report.check(opened.window->arrived(1 - rank) == 0, "all signals are taken");
+    });
+}
+
+void check_failures_between_hosts(Report& report) {
+    on_hosts({{0}, {1}}, [&](Opened& opened, uint32_t rank, uint32_t) {
+        if (rank == 1) return;
+        std::byte one{};
+        expect(report, outcome_of([&] { opened.put(1, kArrayBytes, &one, 1); }), Fault::invalid,
+               "outside of the array of rank 1", "a range on another host");
+        const auto wait = [&] { opened.window->wait(1, 1, 0.05, {}); };
+        expect(report, outcome_of(wait), Fault::timeout,
+               "0 signals arrived; rank 1: ", "a late signal of another host");
+        report.check(outcome_of([&] { opened.put(1, 0, &one, 1); }).fault == Fault::timeout,
+                     "a put finds the failure");
+    });
+}
+
+void check_departure_between_hosts(Report& report) {
+    on_hosts({{0}, {1}}, [&](Opened& opened, uint32_t rank, uint32_t) {
+        if (rank == 1) {
+            opened.window->signal(0);
+            opened.window.reset();
+            opened.own.reset();
+            opened.group.close();
+            return;
+        }
+        opened.window->wait(1, 1, kLong_s, {});  // it was sent before
+        const auto wait = [&] { opened.window->wait(1, 1, kLong_s, {}); };
+        expect(report, outcome_of(wait), Fault::peer_lost, "left the group while rank 0 waited",
+               "a departure from another host");
+    });
+}
+
 #if !defined(__SANITIZE_THREAD__)
 void check_processes(Report& report, uint32_t ranks) {
     const Descriptor fd = segment_of(ranks);
     std::vector<pid_t> children;
     const auto run = [&](uint32_t r) {
         Member member(fd, r);
-        Opened opened(member);
+        Opened opened(*member.group);
         return exchange_parts(opened, r, ranks, 50);
     };
     for (uint32_t r = 1; r < ranks; ++r) {
@@ -258,5 +361,10 @@ int main() {
     check_late_signal(report);
     check_failed_call(report);
     check_departure(report);
+    check_hosts(report);
+    check_passive_rank(report);
+    check_threads_between_hosts(report);
+    check_failures_between_hosts(report);
+    check_departure_between_hosts(report);
     return report.finish();
 }

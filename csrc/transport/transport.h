@@ -33,17 +33,27 @@ enum class FrameKind : uint8_t {
     held = 9,
     question = 10,  // Asks for a held-back message with the tag `place`.
     denied = 11,    // Answers question `number`: no held-back message has the tag.
+    // One-sided access to a window of the receiver.
+    put = 12,     // Bytes for the array of window `number`, from byte `place` on.
+    get = 13,     // Get `number`: asks for `progress` bytes of window `loads`, from `place` on.
+    got = 14,     // The bytes that get `number` asks for.
+    signal = 15,  // A signal of the sender for window `number`.
 };
 
-// Returns true for point-to-point frames. All point-to-point frames to a peer use one connection,
-// in order.
+// Returns true for frames of messages and of one-sided access. All these frames to a peer use one
+// connection, in order.
 [[nodiscard]] constexpr bool is_p2p(FrameKind kind) noexcept {
     return kind == FrameKind::message || kind >= FrameKind::data;
+}
+// Returns true for frames of one-sided access.
+[[nodiscard]] constexpr bool is_access(FrameKind kind) noexcept {
+    return kind >= FrameKind::put && kind <= FrameKind::signal;
 }
 // Returns true if frames of this kind have their payload in callers' memory. `Transport::handed`
 // counts the frames of these kinds only.
 [[nodiscard]] constexpr bool is_callers(FrameKind kind) noexcept {
-    return kind == FrameKind::message || kind == FrameKind::data;
+    return kind == FrameKind::message || kind == FrameKind::data || kind == FrameKind::put ||
+           kind == FrameKind::got;
 }
 
 // The head of a frame, in little endian. `bytes` of payload follow the head.

@@ -32,8 +32,9 @@ class Window:
     to elements 4, 5, ... of rank 1's array. Every `x` has the element type of the arrays.
 
     **Order.** Signals order the accesses. A rank that has waited for a signal of a peer sees all
-    that the peer's thread put before the signal. Without a signal, the owner may see any part of a
-    put. No other rank may access the same elements at the same time, unless all only read.
+    that the peer's thread put to this rank before the signal. Without a signal, the owner may see
+    any part of a put. No other rank may access the same elements at the same time, unless all only
+    read. Between hosts, a fence or a signal must also separate two puts to the same elements.
 
     **Errors.** Wrong arguments raise an error in this rank only, and change nothing. A wait takes
     at most the communicator's timeout; a lost rank and a timeout fail the communicator, as for a
@@ -57,8 +58,9 @@ class Window:
         return f"Window({state}array of {self._dtype.name.lower()} on {self._engine.size} ranks)"
 
     def put(self, x: Array, dst: int, at: int = 0, *, signal: bool = False) -> None:
-        """Writes `x` to the array of rank `dst`, from element `at` on. Returns after the copy, so
-        the program may change `x` at once. With `signal=True`, then adds a signal, like `signal`.
+        """Writes `x` to the array of rank `dst`, from element `at` on. Returns when the program may
+        change `x`: after the copy, or when the network has taken `x`. With `signal=True`, then adds
+        a signal, like `signal`.
 
         >>> import numpy as np, unisono
         >>> with unisono.init(rank=0, size=1, rendezvous="example of put") as comm:
@@ -75,7 +77,13 @@ class Window:
             dst, at = self._place(dst, at, "dst")
             self._check_type(x, "put")
             staged = stage(x, writable=False)
-            opened.put(staged.array if staged.copy is None else staged.copy, dst, at, bool(signal))
+            opened.put_checked(
+                staged.array if staged.copy is None else staged.copy,
+                dst,
+                at,
+                bool(signal),
+                self._engine.timeout_s,
+            )
 
     def get(self, out: Array, src: int, at: int = 0) -> Array:
         """Reads elements of the array of rank `src` into `out`, from element `at` on. Returns
@@ -86,12 +94,15 @@ class Window:
             src, at = self._place(src, at, "src")
             self._check_type(out, "get")
             staged = stage(out, writable=True)
-            opened.get(staged.array if staged.copy is None else staged.copy, src, at)
+            array = staged.array if staged.copy is None else staged.copy
+            opened.get_checked(array, src, at, self._engine.timeout_s)
             staged.restore()
         return out
 
     def signal(self, dst: int) -> None:
-        """Adds a signal at rank `dst`. All that this thread has put before arrives before it."""
+        """Adds a signal at rank `dst`. All that this thread has put to `dst` before arrives before
+        it.
+        """
         opened = self._open or self._closed()
         check_rank(dst, self._engine.size, "dst")
         opened.signal(dst)
@@ -118,15 +129,17 @@ class Window:
         """Completes all puts and gets of this thread before anything that it does afterwards.
 
         A signal needs no fence. A fence is for other ways to tell a rank, such as a flag that it
-        reads by `get`.
+        reads by `get`, or a signal to a third rank. It waits for the ranks of other hosts to which
+        this rank has put, and so raises the errors of `wait`.
         """
-        (self._open or self._closed()).fence()
+        (self._open or self._closed()).fence(self._engine.timeout_s)
 
     def close(self) -> None:
         """Ends the access to the arrays. Collective: waits for all ranks, so that no rank uses the
         memory for something else while another still writes. A second call does nothing.
         """
         if self._open is not None:
+            self._open.fence(self._engine.timeout_s)
             self._engine.collective("barrier", False, collective_calls.barrier)
             del self._engine.windows[self._open]
             self._open = None
@@ -169,36 +182,45 @@ def window(self: Communicator, array: Array) -> Window:
     array without elements may have any origin. The communicator keeps the array until the window is
     closed.
 
-    Raises `ValueError` for another array, `MismatchError` on the other ranks, and
-    `UnsupportedError` if the ranks are on several hosts.
+    If the ranks are on several hosts, a thread of each rank writes and reads the rank's array for
+    the ranks of other hosts, as long as the window is open.
+
+    Raises `ValueError` for another array, and `MismatchError` on the other ranks.
     """
     engine = self._engine
-    if len(self.hosts) > 1:
-        raise UnsupportedError(
-            f"window: expected ranks that share memory, but they are on {len(self.hosts)} hosts: "
-            "make a communicator for each host with split, and send messages between hosts"
-        )
     if not engine.group.heap_bytes:
         raise UnsupportedError("window: this group has no shared heap, since it has no memfd")
     signals = engine.group.allocate(native.signal_bytes(engine.size))
     signals.fill(0)
-    table = engine.collective("window", False, _exchange, array, signals)
+    # Connects to all ranks: a rank may access an array whose owner makes no further call.
+    engine.reach(native.ANY_SOURCE)
+    parts: list[native.WindowPart] = []
+    table = engine.collective("window", False, _exchange, array, signals, parts)
     dtype = dtype_of(array)
-    wrong = [rank for rank, row in enumerate(table) if int(row[3]) != dtype]
+    wrong = [rank for rank, row in enumerate(table) if int(row[4]) != dtype]
     if wrong:
-        other = DType(int(table[wrong[0], 3]))
+        other = DType(int(table[wrong[0], 4]))
         raise MismatchError(
             f"window: rank {self.rank} has an array of {dtype.name.lower()}, but rank {wrong[0]} "
             f"one of {other.name.lower()}: give arrays of one type"
         )
-    parts = [(int(offset), int(nbytes), int(words)) for offset, nbytes, words, _ in table]
-    opened = native.Window(engine.group, parts, dtype)
+    rows = [tuple(row) for row in table[:, :4].tolist()]
+    opened = native.Window(parts[0], rows, dtype)
     engine.windows[opened] = (array, signals)
     return Window(engine, opened, array, dtype)
 
 
-def _exchange(engine: Engine, array: Array, signals: np.ndarray[Any, Any]) -> Call:
-    """Returns the call that gathers place, length and type of each rank's array."""
+def _exchange(
+    engine: Engine,
+    array: Array,
+    signals: np.ndarray[Any, Any],
+    parts: list[native.WindowPart],
+) -> Call:
+    """Opens this rank's part of the window, which it adds to `parts`. Returns the call that gathers
+    the places of all parts, and the types of the arrays.
+
+    A peer may use the part as soon as the peer's call has returned, so the part is open before.
+    """
     dtype = dtype_of(array, "window: ")
     located = locate(array, True)
     offset = located and native.heap_offset(engine.group, *located[:2])
@@ -209,5 +231,7 @@ def _exchange(engine: Engine, array: Array, signals: np.ndarray[Any, Any]) -> Ca
             "window: expected a contiguous array from empty of this communicator, or of "
             "unisono.torch_backend: other ranks cannot reach other memory"
         )
-    own = native.heap_offset(engine.group, signals.ctypes.data, signals.nbytes)
-    return exchange_of(engine, "window", [offset, located[1], own or 0, dtype])
+    own = native.heap_offset(engine.group, signals.ctypes.data, signals.nbytes) or 0
+    part = native.WindowPart(engine.group, offset, located[1], own)
+    parts.append(part)
+    return exchange_of(engine, "window", [offset, located[1], own, part.number, dtype])
