@@ -5,6 +5,7 @@ Arguments: a scenario, and the simulated host of each rank, for example 0,0,1,1.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import resource
@@ -12,6 +13,7 @@ import selectors
 import signal
 import struct
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -53,6 +55,7 @@ def everything(comm: Communicator) -> None:
             collectives(comm, np.dtype(dtype), length)
     collectives(comm, np.dtype("int64"), 300_001)
     messages(comm)
+    windows(comm)
     parts(comm)
     if len(comm.hosts) > 1:
         many(comm)
@@ -88,6 +91,21 @@ def collectives(comm: Communicator, dtype: np.dtype, length: int) -> None:
     check("all_to_all", comm.all_to_all(own.ravel()), rows[:, rank].ravel())
     check("scan", comm.scan(own.copy()), rows[: rank + 1].sum(axis=0, dtype=dtype))
     comm.barrier()
+
+
+def windows(comm: Communicator) -> None:
+    n, me = comm.size, comm.rank
+    for length in (1, 1000, 300_000):
+        array = comm.empty((n, length), np.int64)
+        with comm.window(array) as window:
+            for number in range(3):
+                for peer in range(n):
+                    window.put(np.full(length, number + me), peer, me * length, signal=True)
+                for peer in range(n):
+                    window.wait(peer)
+                    found = window.get(np.empty(length, np.int64), peer, me * length)
+                    assert (array[peer] == number + peer).all() and (found == number + me).all()
+                comm.barrier()
 
 
 def messages(comm: Communicator) -> None:
@@ -162,14 +180,29 @@ def torn(comm: Communicator) -> None:
 def tear(comm: Communicator, delay_s: float) -> None:
     length = 16 << 20
     works = [comm.all_reduce(np.ones(length // 4, np.float32), async_op=True)]
+    array = comm.empty(length, np.uint8)
+    window = comm.window(array)
+    puts = threading.Thread(target=put_until_failed, args=(window, comm.size - 1))
+    puts.start()
     for peer in set(range(comm.size)) - {comm.rank}:
         works.append(comm.recv(np.zeros(length, np.uint8), peer, async_op=True))
         works.append(comm.send(np.zeros(length, np.uint8), peer, async_op=True))
     if comm.rank == 0:
         time.sleep(delay_s)
         comm.abort("enough")
-    for work in works:
-        work.wait()
+    try:
+        for work in works:
+            work.wait()
+    finally:
+        puts.join()
+
+
+def put_until_failed(window: unisono.Window, peer: int) -> None:
+    x = np.zeros(len(window.array), np.uint8)
+    with contextlib.suppress(unisono.AbortedError):
+        while True:
+            window.put(x, peer)
+            window.get(x, peer)
 
 
 def many(comm: Communicator) -> None:

@@ -34,7 +34,7 @@ class OneOfTwo {
     // the collectives.
     template <class Step, class Poll>
     void play(p2p::Engine& engine, Step&& step, Poll&& poll) {
-        engine.serve({served_.data(), served_.size(), signals_.data(), nullptr}, false);
+        engine.serve({served_.data(), served_.size(), signals_.data()}, false);
         try {
             while (bytes_.left() > 0) {
                 step();

@@ -43,6 +43,7 @@ class View {
         kept_ = true;
         segment_.keep();
     }
+    [[nodiscard]] bool kept() const noexcept { return kept_; }
 
     [[nodiscard]] uint32_t rank() const noexcept { return rank_; }
     [[nodiscard]] uint32_t ranks() const noexcept { return static_cast<uint32_t>(seen_.size()); }

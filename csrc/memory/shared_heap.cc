@@ -156,7 +156,7 @@ void OwnHeap::make_private(uint64_t offset, uint64_t bytes) noexcept {
 SharedHeap::~SharedHeap() {
     // In a forked child this address range may hold other memory by now.
     std::byte* const heaps = heaps_.load();
-    if (heaps == nullptr || ::getpid() != mapper_pid_) return;
+    if (heaps == nullptr || ::getpid() != mapper_pid_ || view_.kept()) return;
     const SegmentShape& shape = view_.segment().shape();
     ::munmap(heaps, shape.heap_bytes * shape.ranks);
 }

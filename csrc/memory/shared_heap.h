@@ -74,11 +74,6 @@ class SharedHeap {
     // shared heaps.
     [[nodiscard]] std::shared_ptr<std::byte> allocate(uint64_t bytes);
     [[nodiscard]] uint64_t used_bytes() const noexcept;
-    // Returns an owner that keeps this rank's heap mapped. Call after `allocate`.
-    [[nodiscard]] std::shared_ptr<void> mapping() {
-        const std::lock_guard lock(mutex_);
-        return own_;
-    }
     // Returns true if the memory lies in this rank's heap.
     [[nodiscard]] bool contains(const std::byte* memory, uint64_t bytes) const noexcept {
         const std::byte* const base = own_base_.load(std::memory_order_acquire);

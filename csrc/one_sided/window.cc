@@ -23,7 +23,7 @@ OwnPart::OwnPart(Group& group, const HeapRange& array, const HeapRange& signals)
     heap.expose(array);
     heap.expose(signals);
     number_ = group.p2p().serve({heap.at(rank, array.offset, array.bytes), array.bytes,
-                                 reinterpret_cast<std::atomic<uint64_t>*>(words), heap.mapping()},
+                                 reinterpret_cast<std::atomic<uint64_t>*>(words)},
                                 true);
 }
 

@@ -88,7 +88,7 @@ class Engine final : private Receiver, private Completion {
     // Lets ranks of other hosts access this rank's part of a window, until `stop_serving`. Returns
     // the number by which they name the window. `in_background`: the progress thread runs until
     // then.
-    uint64_t serve(ServedWindow window, bool in_background);
+    uint64_t serve(const ServedWindow& window, bool in_background);
     void stop_serving(uint64_t number) noexcept;
     // Puts to a window of a rank of another host, or gets from it, and waits until the request's
     // memory is free again. Ends the request if it throws.

@@ -21,7 +21,6 @@ const Error kUnfinished(Fault::aborted, "the communicator was closed with this m
 // stop.
 void Engine::forget_messages(const Error& failure) noexcept {
     if (transport_->forget_messages(failure)) return;
-    windows_.keep_memory();
     for (RemoteEndpoint* const remote : remotes_) {
         if (remote) remote->keep_memory();
     }

@@ -1,16 +1,15 @@
 // One-sided access to ranks of other hosts.
 #include <string>
-#include <utility>
 
 #include "p2p/message_engine.h"
 #include "p2p/remote_endpoint.h"
 
 namespace unisono::p2p {
 
-uint64_t Engine::serve(ServedWindow window, bool in_background) {
+uint64_t Engine::serve(const ServedWindow& window, bool in_background) {
     if (!transport_) return 0;
     const std::lock_guard lock(mutex_);
-    const uint64_t number = windows_.add(std::move(window));
+    const uint64_t number = windows_.add(window);
     if (in_background) wake_progress_thread();
     return number;
 }

@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <memory>
 
 #include "core/control_words.h"
 
@@ -17,7 +16,6 @@ struct ServedWindow {
     std::byte* array;
     uint64_t bytes;
     std::atomic<uint64_t>* signals;  // see signal_word()
-    std::shared_ptr<void> memory;    // keeps the array and the signals mapped
 };
 
 // Returns the word in which a rank counts its signals. Each word has its own cache line.
@@ -29,8 +27,8 @@ struct ServedWindow {
 class ServedWindows {
   public:
     // Returns the number by which peers name the window.
-    uint64_t add(ServedWindow window) {
-        windows_.emplace(++last_, std::move(window));
+    uint64_t add(const ServedWindow& window) {
+        windows_.emplace(++last_, window);
         return last_;
     }
     void remove(uint64_t number) noexcept { windows_.erase(number); }
@@ -40,8 +38,6 @@ class ServedWindows {
         const auto found = windows_.find(number);
         return found == windows_.end() ? nullptr : &found->second;
     }
-    // Keeps the memory of all windows mapped until the process ends.
-    void keep_memory() const noexcept { static_cast<void>(new (std::nothrow) auto(windows_)); }
 
   private:
     std::map<uint64_t, ServedWindow> windows_;

@@ -72,6 +72,12 @@ def everything(comm: Communicator) -> str:
         comm.recv(came, (rank - 1) % n)
         sent.wait()
         assert (came == (rank - 1) % n).all()
+    array = comm.empty(300_000, np.float64)
+    with comm.window(array) as window:
+        window.put(np.full(300_000, float(rank)), (rank + 1) % n, signal=True)
+        window.wait((rank - 1) % n)
+        assert (array == (rank - 1) % n).all()
+        assert (window.get(np.empty(300_000), (rank + 1) % n) == rank).all()
     for _ in range(200):
         comm.barrier()
     return "right"
