@@ -1,6 +1,7 @@
 """Collectives on shared arrays of ranks on several hosts.
 
-Ranks of one host read each other's arrays in place, and results have the bits of those on ordinary arrays.
+Ranks of one host read each other's arrays in place. Results have the bits of those on ordinary
+arrays.
 """
 
 from __future__ import annotations

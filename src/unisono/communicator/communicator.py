@@ -142,6 +142,11 @@ class Communicator:
     window = windows.window
 
     @property
+    def shares_memory(self) -> bool:
+        """True if all ranks are on one host and `empty` returns shared arrays."""
+        return len(self.hosts) == 1 and self._engine.group.heap_bytes > 0
+
+    @property
     def shared_bytes(self) -> int:
         """Bytes of this rank's arrays of `empty` that are not yet freed. The length of each is
         rounded up: to a cache line, from 4 KiB to a page, from 2 MiB to 2 MiB.

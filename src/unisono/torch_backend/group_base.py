@@ -57,6 +57,8 @@ class GroupBase(NamedGroup):
             self._placeholder, lambda count, dtype: heap_tensor(comm, (count,), dtype)
         )
         self.own_devices = ["cpu"]
+        self.row_exchange: Any = None
+        """The windows for exchanges of rows; see `row_exchange.py`."""
 
     def serve(self, device: str) -> None:
         """Serves the tensors of another device."""
@@ -88,6 +90,13 @@ class GroupBase(NamedGroup):
         """Makes the group answer to the name gloo, also in the names of the profiler's spans."""
         super().stand_in()
         self._comm = self._comm_to_call()
+
+    def as_one_call(self, name: str, read: list[torch.Tensor], issue: Callable[[], Any]) -> Any:
+        """Counts and traces `issue()`, which moves data without a call of the communicator, as a
+        call named `name`. Returns its result.
+        """
+        self._begin()
+        return self._as_one(name, read, issue)
 
     def _as_one(self, name: str, read: list[torch.Tensor], issue: Callable[[], Any]) -> Any:
         """Returns `issue()`, which makes several calls where Gloo makes one named `name`."""

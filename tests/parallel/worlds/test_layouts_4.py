@@ -143,13 +143,14 @@ def own_all_tokens_choose_one_expert(world):
     compare_model("dp=4,ep=4", make_model, make_loss, [batch])
     run = parallelize(make_model(), Layout.parse("dp=4,ep=4"), loss=make_loss(), optimizer=sgd)
     run.step(*batch)
-    counts = 3 * 8  # to each other rank, the number of rows of its expert
+    counts = 3 * 4 * 8  # to each other rank, the numbers of rows of all experts
+    headers = 3 * 4 * 32  # to each other rank, in each of four exchanges of rows
     rows = 2 * shape.positions * shape.hidden * 8  # the tokens of a rank, or their results
     # `ep` and `dp` have the same ranks, so the gradients of other parameters count too
     experts = shape.experts * 2 * shape.hidden * shape.expert_ffn
     gradients = 2 * 3 / 4 * (shape.parameters - experts) * 8
     # forward: each rank sends its rows to rank 0, which returns the results; backward: the reverse
-    others = gradients + counts + 2 * rows
+    others = gradients + counts + headers + 2 * rows
     assert run.report().bytes_sent["dp"] == (others + 4 * rows, others, others, others)
     run.mesh.close()
 

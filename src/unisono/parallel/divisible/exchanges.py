@@ -11,7 +11,7 @@ activation recomputation in large transformer models", 2022 (the exchanges along
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +21,7 @@ from torch.nn import functional
 from torch.overrides import handle_torch_function, has_torch_function
 
 from unisono.division import part_of
-from unisono.torch_backend import all_gather_single, reduce_scatter_single
+from unisono.torch_backend import all_gather_single, reduce_scatter_single, row_exchange
 
 Group = dist.ProcessGroup | None
 _Pass = tuple[Callable[..., torch.Tensor], *tuple[Any, ...]]
@@ -218,6 +218,25 @@ def move_rows(
     return found
 
 
+def exchange_rows(
+    rows: torch.Tensor,
+    group: dist.ProcessGroup,
+    there: Callable[[torch.Tensor], torch.Tensor],
+    back: Callable[[torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """Returns `there(rows)`, an exchange of rows. The backward pass returns `back(gradient)`."""
+    found: torch.Tensor = _Exchange.apply(  # type: ignore[no-untyped-call]
+        rows, group, "move_rows", (_applied, there), (_applied, back)
+    )
+    return found
+
+
+def _applied(
+    x: torch.Tensor, _: dist.ProcessGroup, function: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
+    return function(x)
+
+
 def _same(x: torch.Tensor, _: dist.ProcessGroup) -> torch.Tensor:
     return x.view_as(x)
 
@@ -268,6 +287,25 @@ def _swapped(x: torch.Tensor, group: dist.ProcessGroup, peer: int, width: int) -
     for work in dist.batch_isend_irecv([sent, received]):
         work.wait()
     return found
+
+
+def moved_rows(
+    rows: torch.Tensor,
+    group: dist.ProcessGroup,
+    table: Sequence[Sequence[int]],
+    order: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Moves rows as `move_rows` does, without gradients. All ranks know the number of rows from
+    each rank to each rank, `table[source][destination]`.
+
+    Returns the arriving rows in this `order` (None: rank order).
+    """
+    if (exchange := row_exchange(group)) is not None:
+        lent = exchange.move(rows, table)
+        return lent.clone() if order is None else lent[order]
+    rank = dist.get_rank(group)
+    found = _moved(rows, group, list(table[rank]), [row[rank] for row in table])
+    return found if order is None else found[order]
 
 
 def _moved(

@@ -14,14 +14,11 @@ from unisono.parallel.divisible.interfaces import MicrobatchPart, attach
 from unisono.parallel.divisible.parameter_block import cut, sum_over_tp
 from unisono.parallel.expert_stacks.call_forms import CallForm, Choices
 from unisono.parallel.expert_stacks.expert_stack import ExpertStack
-from unisono.parallel.layers import (
-    ExpertExchange,
-)
+from unisono.parallel.layers import ExpertExchange, expert_overhead_bytes
 from unisono.parallel.training_mesh import TrainingMesh
 from unisono.torch_backend import is_in_backward
 
 _SENT = "unisono_bytes_sent"
-_COUNT_BYTES = 8
 
 
 class DividedExperts:
@@ -116,10 +113,13 @@ class DividedExperts:
         self, exchange: ExpertExchange, rows: torch.Tensor, results: torch.Tensor
     ) -> None:
         """Counts the bytes on `ep`: numbers of rows, rows and results, and their gradients."""
-        ranks, there, back = self._mesh.layout.ep, _row_bytes(rows), _row_bytes(results)
-        counts = (ranks - 1) / ranks * self._stack.experts * _COUNT_BYTES
+        if (group := self._mesh.group("ep")) is None:
+            return
+        there, back = _row_bytes(rows), _row_bytes(results)
+        moves = 2 + _has_gradient(rows) + _has_gradient(results)
         there_rows, back_rows = exchange.rows_dispatched, exchange.rows_combined
-        sent = counts + there_rows * there + back_rows * back
+        sent = expert_overhead_bytes(group, experts=self._stack.experts, moves=moves)
+        sent += there_rows * there + back_rows * back
         sent += back_rows * there * _has_gradient(rows)
         sent += there_rows * back * _has_gradient(results)
         self._note("ep", sent)

@@ -6,7 +6,7 @@ layers in any `nn.Sequential`.
 
 from unisono.parallel.layers.attention import SelfAttention
 from unisono.parallel.layers.cross_entropy import IGNORED, CrossEntropy
-from unisono.parallel.layers.expert_exchange import ExpertExchange
+from unisono.parallel.layers.expert_exchange import ExpertExchange, expert_overhead_bytes
 from unisono.parallel.layers.feature_norm import FeatureNorm
 from unisono.parallel.layers.feed_forward import FeedForward
 from unisono.parallel.layers.layout_dropout import BatchPlace, LayoutDropout
@@ -46,6 +46,7 @@ __all__ = [
     "TokenEmbedding",
     "TransformerModel",
     "draw_weights",
+    "expert_overhead_bytes",
     "has_forward_of",
     "is_elementwise",
     "is_per_position",

@@ -13,7 +13,7 @@ from unisono.division import nearest_divisor
 from unisono.parallel.divisible.exchanges import gather_copies, keep_part
 from unisono.parallel.divisible.interfaces import ALL_ACTIVATIONS, MicrobatchPart
 from unisono.parallel.divisible.parameter_block import cut, sum_over_tp
-from unisono.parallel.layers.expert_exchange import ExpertExchange
+from unisono.parallel.layers.expert_exchange import ExpertExchange, expert_overhead_bytes
 from unisono.parallel.layers.expert_loads import add_gradient, balance_loss, within_capacity
 from unisono.parallel.layers.feed_forward import activate
 from unisono.parallel.layers.tensor_1d import SEQUENCE
@@ -21,7 +21,6 @@ from unisono.parallel.training_mesh import TrainingMesh
 from unisono.planner import Transformer
 
 _BALANCE = 0.01
-_COUNT_BYTES = 8
 
 
 class MixtureOfExperts(nn.Module):
@@ -176,9 +175,9 @@ class MixtureOfExperts(nn.Module):
             if mesh.group("tp") is not None and not mesh.layout.sequence_parallel:
                 results = 2 * self._others_tokens(mesh, each) * self.hidden  # and their gradients
                 sent["tp"] += results * each.item_bytes
-        if mesh.group("ep") is not None:
-            ranks = mesh.layout.ep
-            sent["ep"] = len(parts) * (ranks - 1) / ranks * self.experts * _COUNT_BYTES
+        if (group := mesh.group("ep")) is not None:
+            overhead = expert_overhead_bytes(group, experts=self.experts, moves=4)
+            sent["ep"] = len(parts) * overhead
             sent["ep"] += 2 * self.rows_moved * self.hidden * parts[0].item_bytes
         return sent
 
