@@ -11,6 +11,8 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
+import numpy as np
+
 import unisono
 from unisono.bench.core_latency import probe_core_latency_s
 from unisono.bench.machine_facts import describe_machine
@@ -36,6 +38,22 @@ def alternate(
         for which in (0, 1) if round_ % 2 else (1, 0):
             times[which].append(time_s(comm, calls[which], often[which]))
     return tuple(times[0]), tuple(times[1])
+
+
+def alternate_all(
+    comm: Communicator, calls: Sequence[Callable[[], object]], rounds: int, round_s: float
+) -> tuple[tuple[float, ...], ...]:
+    """Returns, for each of the calls, the seconds per call in each round of about `round_s`. Each
+    round begins with another call.
+    """
+    often = [calls_within(round_s, time_s(comm, call, 3)) for call in calls]
+    often = [int(comm.broadcast(np.array([count]))[0]) for count in often]
+    times: list[list[float]] = [[] for _ in calls]
+    for round_ in range(rounds):
+        for step in range(len(calls)):
+            which = (round_ + step) % len(calls)
+            times[which].append(time_s(comm, calls[which], often[which]))
+    return tuple(map(tuple, times))
 
 
 def microseconds(times_s: Sequence[float]) -> str:

@@ -9,7 +9,7 @@ from itertools import combinations
 from statistics import median
 from typing import Any
 
-from timing import milliseconds
+from timing import microseconds, milliseconds
 
 from pages.target_rows import HEAD, at_most
 
@@ -142,6 +142,22 @@ def _context(document: Document) -> Iterator[str]:
         yield "| " + " | ".join((*places, *times, hidden, *peaks)) + " |"
 
 
+def _experts(document: Document) -> Iterator[str]:
+    yield "`python benchmarks/expert_exchange.py`: tokens go to their experts and back, forward and"
+    yield "backward, without experts (rows of 1 KiB, 2 of 8 experts). *puts*: the exchange of"
+    yield "`parallelize`. *all_to_all*: torch's `all_to_all_single` on unisono. *gloo*: the same on"
+    yield "Gloo. All contestants alternate, and every row and gradient is verified."
+    ways = ("puts", "all_to_all", "gloo")
+    heads = ("ranks", "tokens", *(f"{way}, us" for way in ways), "over all_to_all", "over gloo")
+    yield from ("", f"| {' | '.join(heads)} |", "|" + "---|" * len(heads))
+    for row in document["rows"]:
+        times = [row["seconds"][way] for way in ways]
+        own, *others = map(median, times)
+        ratios = [f"{other / own:.1f}" for other in others]
+        cells = (row["ranks"], row["tokens"], *map(microseconds, times), *ratios)
+        yield f"| {' | '.join(map(str, cells))} |"
+
+
 def _figures(document: Document) -> Iterator[str]:
     yield "`python benchmarks/predicted_bytes_memory.py`: each strategy trains the same model"
     yield "to the losses of one process (1e-5, float32). Figures of a step in KiB, of the rank with"
@@ -266,6 +282,7 @@ PARTS: Mapping[str, Renderer] = {
     "llama-steps": _llama,
     "pipeline-bubbles": _bubbles,
     "context-attention": _context,
+    "expert-exchange": _experts,
     "parameter-server-steps": _servers,
     "compression-steps": _compression,
     "fusion-tuning": _fusion,

@@ -6,7 +6,7 @@ import torch
 from torch import distributed as dist
 
 from unisono.errors import MismatchError
-from unisono.torch_backend.row_exchange import row_exchange
+from unisono.torch_backend.row_exchange import row_exchange_of
 from worlds.outcomes import Outcome
 
 RANKS = 3
@@ -20,8 +20,8 @@ def rows_of(rank, count, width, dtype, seed):
 
 def own_equals_one_process(world):
     """Tests tables of any numbers, rows of any width and type, and growth of the window."""
-    exchange = row_exchange(dist.group.WORLD)
-    assert row_exchange(dist.group.WORLD) is exchange
+    exchange = row_exchange_of(dist.group.WORLD)
+    assert row_exchange_of(dist.group.WORLD) is exchange
     n, me = world.size, world.rank
     drawn = torch.Generator().manual_seed(7)
     for seed in range(120):
@@ -38,7 +38,7 @@ def own_equals_one_process(world):
 
 def own_a_late_reader_sees_its_rows(world):
     """Tests that no rank overwrites rows that a slower rank has not read yet."""
-    exchange = row_exchange(dist.group.WORLD)
+    exchange = row_exchange_of(dist.group.WORLD)
     n, me = world.size, world.rank
     table = [[200] * n for _ in range(n)]
     for number in range(60):
@@ -54,7 +54,7 @@ def own_a_late_reader_sees_its_rows(world):
 def own_groups_have_their_own_windows(world):
     pair = dist.new_group([0, 2])
     if world.rank != 1:
-        inner, outer = row_exchange(pair), row_exchange(dist.group.WORLD)
+        inner, outer = row_exchange_of(pair), row_exchange_of(dist.group.WORLD)
         assert inner is not outer
         me = dist.get_rank(pair)
         found = inner.move(torch.arange(3) + 10 * me, [[1, 2], [2, 1]])
@@ -66,7 +66,7 @@ def own_a_row_of_another_type_is_told(world):
     dtype = torch.float32 if world.rank else torch.int32
     table = [[2] * world.size for _ in range(world.size)]
     try:
-        row_exchange(group).move(torch.ones(2 * world.size, 3, dtype=dtype), table)
+        row_exchange_of(group).move(torch.ones(2 * world.size, 3, dtype=dtype), table)
     except MismatchError as error:
         assert "rows of 12 bytes" in str(error) or "rows" in str(error), error
     except Exception as error:  # another rank has told the group first

@@ -67,7 +67,7 @@ if TYPE_CHECKING:
         reduce_scatter_single as reduce_scatter_single,
     )
     from unisono.torch_backend.convert import movable as movable
-    from unisono.torch_backend.row_exchange import row_exchange as row_exchange
+    from unisono.torch_backend.row_exchange import row_exchange_of as row_exchange_of
     from unisono.torch_backend.shared_tensors import empty as empty, zeros_for as zeros_for
     from unisono.torch_backend.group_creation import group_on_store as group_on_store
 
@@ -127,7 +127,7 @@ __getattr__ = lazy_names(
             "whole_parameter",
             "without_view",
         ],
-        "unisono.torch_backend.row_exchange": ["row_exchange"],
+        "unisono.torch_backend.row_exchange": ["row_exchange_of"],
         "unisono.torch_backend.shared_tensors": ["empty", "zeros_for"],
         "unisono.torch_backend.single_tensor": ["all_gather_single", "reduce_scatter_single"],
     },

@@ -41,7 +41,7 @@ _LINE_BYTES = 64
 _LEAST_BYTES = 64 << 10
 
 
-def row_exchange(group: object) -> RowExchange | None:
+def row_exchange_of(group: object) -> RowExchange | None:
     """Returns the exchange of a process group, which is made at the first call. None if the group
     has no CPU communicator of unisono, or if its ranks share no memory.
     """

@@ -21,7 +21,7 @@ from torch.nn import functional
 from torch.overrides import handle_torch_function, has_torch_function
 
 from unisono.division import part_of
-from unisono.torch_backend import all_gather_single, reduce_scatter_single, row_exchange
+from unisono.torch_backend import all_gather_single, reduce_scatter_single, row_exchange_of
 
 Group = dist.ProcessGroup | None
 _Pass = tuple[Callable[..., torch.Tensor], *tuple[Any, ...]]
@@ -300,7 +300,7 @@ def moved_rows(
 
     Returns the arriving rows in this `order` (None: rank order).
     """
-    if (exchange := row_exchange(group)) is not None:
+    if (exchange := row_exchange_of(group)) is not None:
         lent = exchange.move(rows, table)
         return lent.clone() if order is None else lent[order]
     rank = dist.get_rank(group)

@@ -6,7 +6,7 @@ import torch
 from torch import distributed as dist
 
 from unisono.parallel.divisible.exchanges import Group, exchange_rows, moved_rows
-from unisono.torch_backend import all_gather_single, row_exchange
+from unisono.torch_backend import all_gather_single, row_exchange_of
 
 _COUNT_BYTES = 8
 
@@ -15,7 +15,7 @@ def expert_overhead_bytes(group: dist.ProcessGroup, *, experts: int, moves: int)
     """Returns the bytes that a rank sends besides rows in one `ExpertExchange`: the counts of all
     experts, and the headers of `moves` passes of `dispatch` and `combine`.
     """
-    exchange = row_exchange(group)
+    exchange = row_exchange_of(group)
     header_bytes = 0 if exchange is None else exchange.header_bytes
     return (dist.get_world_size(group) - 1) * (experts * _COUNT_BYTES + moves * header_bytes)
 
