@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from ranks import Me, Processes
 from unisono import Communicator, PeerLostError
 
 RANKS = 4
+NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 
 def slow(*values: object) -> Any:
@@ -20,12 +22,18 @@ def slow(*values: object) -> Any:
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
-def over_hosts(body: Callable[[Me], Any], layout: Sequence[int]) -> Processes:
-    """Starts ranks that run `body`; `layout` has the host of each rank."""
+def over_hosts(
+    body: Callable[[Me], Any], layout: Sequence[int], added: Mapping[str, str] = NO_VARIABLES
+) -> Processes:
+    """Starts ranks that run `body`. `layout` has the host of each rank, `added` has further
+    variables of their environment.
+    """
     port = free_port()
 
     def environment(rank: int) -> dict[str, str]:
-        return {"UNISONO_HOST_ID": f"host{layout[rank]}", "UNISONO_INTERFACE": "=lo"}
+        return {
+            "UNISONO_HOST_ID": f"host{layout[rank]}", "UNISONO_INTERFACE": "=lo", **added
+        }  # fmt: skip
 
     name = f"tcp://127.0.0.1:{port}"
     return Processes(body, len(layout), name=name, environment=environment)

@@ -12,13 +12,14 @@ import random
 import signal
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from communicator.shrinking_hosts import over_hosts
 from ranks import Me, Processes
 from time_limits import limit_s
 from unisono import CommunicationError, Communicator
@@ -31,6 +32,7 @@ TIMEOUT_S = 1.0
 FAULTS = (signal.SIGKILL, signal.SIGSTOP, signal.SIGABRT)
 COUNTS = (20_000, 100_001, 1 << 20, 3_000_001)
 MOST_DELAY_S = 0.06
+HOSTS = ((0, 0, 1), (0, 1, 2), (0, 1, 0))
 
 
 def reducing(comm: Communicator, x: Array) -> Callable[[int], None]:
@@ -95,7 +97,10 @@ def steps_until_told(me: Me) -> None:
         me.say("shrunk", same=bool(same), right=bool(right), size=shrunk.size)
 
 
-def strike(fault: signal.Signals, seed: int, puts: bool) -> None:
+def strike(
+    fault: signal.Signals, seed: int, puts: bool, hosts: Sequence[int] | None = None
+) -> None:
+    """Strikes one rank at a random time. `hosts` has the host of each rank (None: a single one)."""
     rng = random.Random(seed)
     victim = rng.randrange(RANKS)
     survivors = [rank for rank in range(RANKS) if rank != victim]
@@ -103,7 +108,7 @@ def strike(fault: signal.Signals, seed: int, puts: bool) -> None:
         "FAULT": fault.name, "COUNT": str(rng.choice(COUNTS)), "VICTIM": str(victim),
         "PUTS": "yes" if puts else "",
     }  # fmt: skip
-    with Processes(steps_until_told, RANKS, environment=lambda rank: environment) as job:
+    with _started(environment, hosts) as job:
         job.wait_for("ready", range(RANKS))
         time.sleep(rng.uniform(0, MOST_DELAY_S))
         struck = job.signal(victim, fault)
@@ -121,6 +126,12 @@ def strike(fault: signal.Signals, seed: int, puts: bool) -> None:
             assert (said["same"], said["right"], said["size"]) == (True, True, RANKS - 1), said
 
 
+def _started(environment: dict[str, str], hosts: Sequence[int] | None) -> Processes:
+    if hosts is None:
+        return Processes(steps_until_told, RANKS, environment=lambda rank: environment)
+    return over_hosts(steps_until_told, hosts, environment)
+
+
 @pytest.mark.parametrize("puts", [False, True], ids=["all_reduce", "put"])
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
@@ -128,8 +139,18 @@ def test_survivors_are_told_and_not_harmed(fault: signal.Signals, seed: int, put
     strike(fault, seed, puts)
 
 
+@pytest.mark.parametrize("puts", [False, True], ids=["all_reduce", "put"])
+@pytest.mark.parametrize("hosts", [(0, 0, 1), (0, 1, 2)], ids=str)
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_survivors_on_several_hosts(
+    fault: signal.Signals, hosts: Sequence[int], puts: bool
+) -> None:
+    strike(fault, 7, puts, hosts)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_many_faults(fault: signal.Signals) -> None:
     for seed in range(100, 200):
         strike(fault, seed, puts=seed % 2 == 1)
+        strike(fault, seed, puts=seed % 2 == 1, hosts=HOSTS[seed % 3])
