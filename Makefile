@@ -90,6 +90,13 @@ torch-versions: $(READY)  ## run the torch tests on other versions of torch (TOR
 bench: $(READY)  ## measure the tables of benchmarks/RESULTS.md on one host (about an hour)
 	$(BIN)/python benchmarks/sweep.py
 
+CORES_RANKS ?= 2,4,8,16
+CORES_SIZES ?= 8,4K,64K,1M,16M,64M
+CORES_FOLDER ?= benchmarks/results/cores
+bench-cores: $(READY)  ## measure beside all MPIs and Gloo where each rank has a core (8 minutes; CORES_RANKS)
+	$(BIN)/python benchmarks/sweep.py --ranks $(CORES_RANKS) --peers openmpi,mpich,impi,gloo --bind --sizes $(CORES_SIZES) \
+	  --rounds 3 --row-budget 1.5 --folder $(CORES_FOLDER) --page $(CORES_FOLDER)/RESULTS-cores.md
+
 integrations: $(READY)  ## train with real frameworks over gloo and unisono (FRAMEWORKS=accelerate: only some)
 	$(BIN)/python benchmarks/integrations/run.py $(FRAMEWORKS)
 
