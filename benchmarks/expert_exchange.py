@@ -1,8 +1,8 @@
-"""Measures the exchange of tokens with their experts: counts, dispatch, combine, and the backward
-pass, without experts.
+"""Measures how long tokens take to their experts and back: counts, dispatch, combine, and the
+backward pass.
 
-Each token chooses 2 of 8 experts at random. The contestants alternate, and each call is verified:
-every row comes back, and so does its gradient.
+The experts compute nothing. Each token chooses 2 of 8 experts at random. The contestants alternate.
+Each call checks that every row and its gradient come back; the time includes this check.
 
 - `puts`: `ExpertExchange`, as layouts with `ep` use it
 - `all_to_all`: torch's `all_to_all_single` for the counts, then for the rows, on unisono
@@ -114,8 +114,8 @@ def measure(tokens: str, hidden: int, rounds: int, round_s: float) -> list[Row]:
 
 def render(rows: list[Row]) -> Table:
     """Returns a table with the median and the quartiles over the rounds."""
-    table = Table(title=f"exchange of tokens with {EXPERTS} experts, forward and backward, us")
-    for column in ("ranks", "tokens", *CONTESTANTS, "over all_to_all", "over gloo"):
+    table = Table(title=f"tokens to {EXPERTS} experts and back, forward and backward, us")
+    for column in ("ranks", "tokens", *CONTESTANTS, "all_to_all / puts", "gloo / puts"):
         table.add_column(column, justify="right")
     for row in rows:
         own, *others = (median(row.seconds[name]) for name in CONTESTANTS)
@@ -134,7 +134,9 @@ def main(
     tokens: Annotated[str, typer.Option(help="Tokens of each rank.")] = "64,512,4096",
     hidden: Annotated[int, typer.Option(help="Elements of a row, float32.")] = 256,
     rounds: Annotated[int, typer.Option(min=2, help="Rounds of each contestant.")] = 15,
-    round_s: Annotated[float, typer.Option(help="Approximate seconds of a round.")] = 0.2,
+    round_s: Annotated[
+        float, typer.Option(help="Approximate seconds of each contestant in a round.")
+    ] = 0.2,
     json_path: Annotated[Path, typer.Option("--json", help="File for all measurements.")] = Path(
         __file__
     ).parent

@@ -43,8 +43,8 @@ def alternate(
 def alternate_all(
     comm: Communicator, calls: Sequence[Callable[[], object]], rounds: int, round_s: float
 ) -> tuple[tuple[float, ...], ...]:
-    """Returns, for each of the calls, the seconds per call in each round of about `round_s`. Each
-    round begins with another call.
+    """Returns the seconds per call, for each of the calls and each round. In a round, each call
+    runs for about `round_s`. The calls take turns in running first.
     """
     often = [calls_within(round_s, time_s(comm, call, 3)) for call in calls]
     often = [int(comm.broadcast(np.array([count]))[0]) for count in often]

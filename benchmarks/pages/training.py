@@ -144,11 +144,11 @@ def _context(document: Document) -> Iterator[str]:
 
 def _experts(document: Document) -> Iterator[str]:
     yield "`python benchmarks/expert_exchange.py`: tokens go to their experts and back, forward and"
-    yield "backward, without experts (rows of 1 KiB, 2 of 8 experts). *puts*: the exchange of"
+    yield "backward; the experts compute nothing (rows of 1 KiB, 2 of 8 experts). *puts*: that of"
     yield "`parallelize`. *all_to_all*: torch's `all_to_all_single` on unisono. *gloo*: the same on"
     yield "Gloo. All contestants alternate, and every row and gradient is verified."
     ways = ("puts", "all_to_all", "gloo")
-    heads = ("ranks", "tokens", *(f"{way}, us" for way in ways), "over all_to_all", "over gloo")
+    heads = ("ranks", "tokens", *(f"{way}, us" for way in ways), "all_to_all / puts", "gloo / puts")
     yield from ("", f"| {' | '.join(heads)} |", "|" + "---|" * len(heads))
     for row in document["rows"]:
         times = [row["seconds"][way] for way in ways]

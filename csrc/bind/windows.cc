@@ -31,14 +31,23 @@ constexpr uint64_t kLeastWithoutGil = 8 << 10;
 // Offset and bytes of a rank's array in its heap, the offset of its signals, and its number.
 using PartTuple = std::tuple<uint64_t, uint64_t, uint64_t, uint64_t>;
 
-// This rank's part of a window, with the group that it needs.
+// This rank's part of a window, with the group that it needs. The part takes the lock of the
+// messages engine, whose holder may need the GIL: a message library is called from Python.
 struct BoundPart {
     BoundPart(std::shared_ptr<Group> group, uint64_t array, uint64_t bytes, uint64_t signals)
-        : group(std::move(group)),
-          part(*this->group, {array, bytes},
-               {signals, Window::signal_bytes(this->group->members().ranks())}) {}
+        : group(std::move(group)) {
+        const WithoutGil release;
+        part.emplace(*this->group, HeapRange{array, bytes},
+                     HeapRange{signals, Window::signal_bytes(this->group->members().ranks())});
+    }
+    BoundPart(const BoundPart&) = delete;
+    BoundPart& operator=(const BoundPart&) = delete;
+    ~BoundPart() {
+        const WithoutGil release;
+        part.reset();
+    }
     std::shared_ptr<Group> group;
-    OwnPart part;
+    std::optional<OwnPart> part;
 };
 
 class BoundWindow {
@@ -62,7 +71,7 @@ class BoundWindow {
         });
         return nb::none();
     }
-    // Copies `x`, whose arguments Python has checked, to the array of any rank.
+    // Copies `x` to the array of any rank. Python has checked the arguments.
     void put_checked(nb::handle x, uint32_t rank, uint64_t element, bool adds, double timeout_s) {
         const Located from = located(x, false).value();
         access(x, timeout_s, [&](RemoteWait& wait) {
@@ -146,7 +155,8 @@ class BoundWindow {
         }
     }
 
-    // Accesses the array of any rank. Keeps `memory` if another host may use it after a failure.
+    // Accesses the array of any rank. If the access fails while the transport may still use
+    // `memory`, keeps `memory` until the process ends.
     template <class Access>
     static void access(nb::handle memory, double timeout_s, Access&& access) {
         RemoteWait wait{timeout_s, python_signals()};
@@ -164,7 +174,7 @@ class BoundWindow {
     DType dtype_;
     Arrays arrays_;
     Window window_;
-    RemoteWait none_{};  // of accesses to ranks of this host, which do not wait
+    RemoteWait none_{};  // for ranks of this host, to which accesses never wait
 };
 
 }  // namespace
@@ -181,7 +191,7 @@ void register_windows(nb::module_& m) {
     nb::class_<BoundPart>(m, "WindowPart")
         .def(nb::init<std::shared_ptr<Group>, uint64_t, uint64_t, uint64_t>(), "group"_a, "array"_a,
              "nbytes"_a, "signals"_a)
-        .def_prop_ro("number", [](const BoundPart& part) { return part.part.number(); });
+        .def_prop_ro("number", [](const BoundPart& part) { return part.part->number(); });
     nb::class_<BoundWindow>(m, "Window")
         .def(nb::init<std::shared_ptr<BoundPart>, const std::vector<PartTuple>&, uint32_t>(),
              "own"_a, "parts"_a, "dtype"_a)

@@ -322,6 +322,12 @@ void Executor::send_slots(const Execution& call, uint32_t value) {
     const Place place = call.staging->place(call.ahead());
     const std::byte* buffers = view_.buffers(members_.rank(), place.size_class);
     const auto readers = call.plan->readers_of(value);
+    // Slots may hold data that was read in a peer's memory; see await_readers(). Ranks of other
+    // hosts do not see this host's failure, so what they receive must be valid.
+    if (!readers.empty() && (call.args.in_heaps || call.plan->reads_in_place)) {
+        std::atomic_thread_fence(std::memory_order_acquire);
+        members_.require_healthy();
+    }
     for (auto it = readers.begin(); it != readers.end();) {
         const uint32_t peer = it->rank;
         loads_.clear();

@@ -83,7 +83,7 @@ bool Executor::await_readers(Wait& wait) {
     if (plan.shares_memory) {
         for (; wait.call.readers_done < plan.readers_of_any.size(); ++wait.call.readers_done) {
             const uint32_t peer = plan.readers_of_any[wait.call.readers_done];
-            if (!view_.local(peer)) continue;  // reads slots only
+            if (!view_.local(peer)) continue;  // a rank of another host reads slots only
             const auto& progress = view_.control(peer).progress;
             const auto ready = [&] { return progress.load(std::memory_order_acquire) >= base_; };
             if (!wait_for(wait, peer, ready)) return false;

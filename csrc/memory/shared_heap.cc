@@ -39,8 +39,13 @@ uint64_t unit_for(uint64_t bytes) {
 }  // namespace
 
 // A forked child inherits the mapping, because it may read the arrays of its parent.
-OwnHeap::OwnHeap(int fd, uint64_t offset, uint64_t bytes)
-    : fd_(fd), offset_(offset), bytes_(bytes), owner_pid_(::getpid()), gaps_{{0, bytes}} {
+OwnHeap::OwnHeap(int fd, uint64_t offset, uint64_t bytes, bool keeps_pages)
+    : fd_(fd),
+      offset_(offset),
+      bytes_(bytes),
+      keeps_pages_(keeps_pages),
+      owner_pid_(::getpid()),
+      gaps_{{0, bytes}} {
     void* base = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd,
                         static_cast<off_t>(offset));
     if (base == MAP_FAILED) throw_errno("mmap of a heap for shared arrays");
@@ -149,6 +154,7 @@ void OwnHeap::make_private(uint64_t offset, uint64_t bytes) noexcept {
         return;
     for (uint64_t at = 0; at < bytes; at += page_bytes())
         reinterpret_cast<std::atomic<uint8_t>*>(base_ + offset + at)->fetch_or(0);
+    if (keeps_pages_) return;
     ::fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, in_file,
                 static_cast<off_t>(bytes));
 }
@@ -172,7 +178,8 @@ std::shared_ptr<std::byte> SharedHeap::allocate(uint64_t bytes) {
         throw Error(Fault::aborted, "this group has failed, so it makes no more shared arrays");
     if (!own_) {
         const uint64_t place = view_.place(view_.rank());
-        own_ = std::make_shared<OwnHeap>(segment.fd(), segment.heaps_offset() + place * each, each);
+        own_ = std::make_shared<OwnHeap>(segment.fd(), segment.heaps_offset() + place * each, each,
+                                         !view_.away().empty());
         own_base_.store(own_->base(), std::memory_order_release);
         made_.store(true, std::memory_order_release);
     }

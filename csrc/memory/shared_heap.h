@@ -30,7 +30,8 @@ struct HeapRange {
 // One rank's own heap. Arrays keep it alive, also after the end of the group.
 class OwnHeap : public std::enable_shared_from_this<OwnHeap> {
   public:
-    OwnHeap(int fd, uint64_t offset, uint64_t bytes);
+    // `keeps_pages`: detached pages stay in the file, because the transport may still send them.
+    OwnHeap(int fd, uint64_t offset, uint64_t bytes, bool keeps_pages);
     OwnHeap(const OwnHeap&) = delete;
     OwnHeap& operator=(const OwnHeap&) = delete;
     ~OwnHeap();
@@ -55,6 +56,7 @@ class OwnHeap : public std::enable_shared_from_this<OwnHeap> {
     std::byte* base_ = nullptr;
     int fd_;  // of the segment, while the heap is attached
     uint64_t offset_, bytes_;
+    bool keeps_pages_;
     int owner_pid_;
     std::mutex mutex_;                   // guards `gaps_`
     std::map<uint64_t, uint64_t> gaps_;  // offset and bytes of each free range

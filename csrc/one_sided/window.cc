@@ -45,7 +45,8 @@ Window::Window(Group& group, const std::vector<Part>& parts, uint64_t element_by
       counters_(group.counters()),
       element_bytes_(element_bytes),
       taken_(parts.size()),
-      unfenced_(parts.size()) {
+      sent_(parts.size()),
+      confirmed_(parts.size()) {
     members_.require_healthy();
     if (parts.size() != view_.ranks() || element_bytes == 0)
         throw Error(Fault::invalid, "window: expected the arrays of " + of(view_.ranks(), "rank") +
@@ -70,8 +71,8 @@ void Window::put(uint32_t rank, uint64_t at, const std::byte* from, uint64_t byt
         p2p::Request request({const_cast<std::byte*>(from), bytes, DType::uint8,
                               static_cast<int32_t>(rank), 0, true},
                              true);
-        unfenced_[rank].store(true, std::memory_order_relaxed);
         access_away(request, at, wait);
+        sent_[rank].fetch_add(1, std::memory_order_relaxed);
         counters_.add_from_any_thread({kPutRow, 1, bytes, 0});
         return;
     }
@@ -110,7 +111,7 @@ void Window::access_away(p2p::Request& request, uint64_t at, RemoteWait& wait) {
         group_.p2p().access(request, places_[rank].number, at, wait.timeout_s, wait.interrupted);
     } catch (...) {
         wait.needs_memory = request.needs_memory();
-        if (!members_.in_child()) heap_.detach_exposed();
+        detach_after_failure();
         throw;
     }
 }
@@ -119,8 +120,13 @@ void Window::signal(uint32_t rank) {
     require_rank(rank, "signal");
     require_present(rank, "signal");
     if (is_away(rank)) {
-        unfenced_[rank].store(true, std::memory_order_relaxed);
-        group_.p2p().signal(rank, places_[rank].number);
+        try {
+            group_.p2p().signal(rank, places_[rank].number);
+        } catch (...) {
+            detach_after_failure();
+            throw;
+        }
+        sent_[rank].fetch_add(1, std::memory_order_relaxed);
     } else {
         p2p::signal_word(places_[rank].signals, view_.rank())
             .fetch_add(1, std::memory_order_release);
@@ -144,7 +150,7 @@ void Window::wait(uint32_t rank, uint64_t count, double timeout_s, const Interru
             }
         } catch (...) {
             taken_[rank].fetch_sub(count, std::memory_order_relaxed);
-            if (!members_.in_child()) heap_.detach_exposed();
+            detach_after_failure();
             throw;
         }
     }
@@ -177,15 +183,21 @@ uint64_t Window::arrived(uint32_t rank) const {
 }
 
 // A get of no bytes follows all frames that this rank has sent, so its answer tells that the peer
-// has taken them.
+// has taken them. Another thread may fence at the same time: its answer counts only once it has
+// arrived.
 void Window::fence(RemoteWait& wait) {
     require_healthy();
     std::atomic_thread_fence(std::memory_order_seq_cst);
     for (const uint32_t rank : view_.away()) {
-        if (!unfenced_[rank].exchange(false, std::memory_order_relaxed)) continue;
+        const uint64_t sent = sent_[rank].load(std::memory_order_relaxed);
+        std::atomic<uint64_t>& confirmed = confirmed_[rank];
+        uint64_t known = confirmed.load(std::memory_order_relaxed);
+        if (known >= sent) continue;
         p2p::Request request({nullptr, 0, DType::uint8, static_cast<int32_t>(rank), 0, true},
                              false);
         access_away(request, 0, wait);
+        while (known < sent && !confirmed.compare_exchange_weak(known, sent)) {
+        }
     }
 }
 
@@ -207,12 +219,17 @@ kernels::Store Window::store_for(uint64_t bytes) const noexcept {
     return stores_.choose(StorePolicy::adaptive, {bytes, false}, false).out;
 }
 
+// An interrupted call does not fail the group, so its arrays stay shared.
+void Window::detach_after_failure() const noexcept {
+    if (!members_.in_child() && (members_.failed() || members_.closed())) heap_.detach_exposed();
+}
+
 // Before it throws, the group's arrays are detached: a peer that was stopped may go on and write.
 void Window::require_healthy() const {
     try {
         members_.require_healthy();
     } catch (const Error&) {
-        if (!members_.in_child()) heap_.detach_exposed();
+        detach_after_failure();
         throw;
     }
 }

@@ -1,6 +1,6 @@
 // One-sided access: a window is one array of each rank, which the other ranks write and read
 // without a call of its owner. Signals order the accesses: a rank that has waited for a signal of a
-// peer sees everything that the peer put before.
+// peer sees everything that the peer put to this rank before the signal.
 //
 // Each rank has two ranges in its shared heap: its array, and one word for each peer, in which the
 // peer counts its signals. Ranks of one host access these ranges directly. Ranks of other hosts
@@ -20,7 +20,7 @@
 
 namespace unisono {
 
-// This rank's part of a window. Peers may access it from the construction on.
+// This rank's part of a window. Peers may access it as soon as it is constructed.
 class OwnPart {
   public:
     // `signals`: the range of Window::signal_bytes(), all of it 0.
@@ -68,7 +68,7 @@ class Window {
     void put(uint32_t rank, uint64_t at, const std::byte* from, uint64_t bytes, RemoteWait& wait);
     // Copies `bytes` of a rank's array to `to`.
     void get(uint32_t rank, uint64_t at, std::byte* to, uint64_t bytes, RemoteWait& wait);
-    // Adds a signal at `rank`, after all that this thread has put.
+    // Adds a signal at `rank`. The puts of this thread to `rank` arrive before the signal.
     void signal(uint32_t rank);
     // Takes `count` signals of a rank, and waits until they have arrived. Fails the group after
     // `timeout_s`.
@@ -81,7 +81,7 @@ class Window {
     [[nodiscard]] bool is_away(uint32_t rank) const noexcept { return !view_.local(rank); }
 
   private:
-    // A rank's memory, in this process's view; null for ranks of other hosts.
+    // A rank's memory, in this process's view; the pointers are null for ranks of other hosts.
     struct Place {
         std::byte* array;
         uint64_t bytes;
@@ -91,6 +91,7 @@ class Window {
 
     void check_access(uint32_t rank, uint64_t at, uint64_t bytes, const char* what) const;
     void access_away(p2p::Request& request, uint64_t at, RemoteWait& wait);
+    void detach_after_failure() const noexcept;
     void require_healthy() const;
     void require_rank(uint32_t rank, const char* what) const;
     void require_present(uint32_t rank, const char* what) const;
@@ -116,8 +117,9 @@ class Window {
     uint64_t element_bytes_;
     std::vector<Place> places_;
     std::vector<std::atomic<uint64_t>> taken_;  // by rank: signals that waits have taken
-    // By rank of another host: this rank has put since the last fence.
-    std::vector<std::atomic<bool>> unfenced_;
+    // By rank of another host: the number of puts and signals that were sent, and how many of them
+    // have arrived according to a fence.
+    std::vector<std::atomic<uint64_t>> sent_, confirmed_;
 };
 
 }  // namespace unisono

@@ -343,7 +343,7 @@ const Envelope* Engine::find(Peer& peer, int32_t source, uint64_t tag) {
 }
 
 bool Engine::idle() const noexcept {
-    return under_way_ == 0 && windows_.empty();
+    return under_way_ == 0 && (windows_.empty() || members_.failed());
 }
 
 std::string Engine::text_of(const Request& request) {

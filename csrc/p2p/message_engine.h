@@ -91,12 +91,12 @@ class Engine final : private Receiver, private Completion {
     uint64_t serve(const ServedWindow& window, bool in_background);
     void stop_serving(uint64_t number) noexcept;
     // Puts to a window of a rank of another host, or gets from it, and waits until the request's
-    // memory is free again. Ends the request if it throws.
+    // memory is free again. If this function throws, the request has ended.
     void access(Request& request, uint64_t window, uint64_t at, double timeout_s,
                 const Interrupted& interrupted);
     // Adds a signal of this rank to a window of a rank of another host.
     void signal(uint32_t peer, uint64_t window);
-    // Waits until `arrived` for signals of a rank of another host.
+    // Waits until `arrived()` returns true, which signals of a rank of another host cause.
     void await_signals(uint32_t peer, const std::function<bool()>& arrived,
                        const std::function<std::string()>& late, double timeout_s,
                        const Interrupted& interrupted);
@@ -230,8 +230,8 @@ bool Engine::guarded(Move&& move) {
     }
 }
 
-// Begins a request by `move`. If that fails, the request is done and has the error. Requires the
-// lock.
+// Runs `move`, which begins the request. If `move` throws, the request is done and has the error.
+// Requires the lock.
 template <class Move>
 void Engine::start(Request& request, Move&& move) {
     ++under_way_;

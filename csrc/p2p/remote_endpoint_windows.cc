@@ -37,8 +37,8 @@ void RemoteEndpoint::signal(uint64_t window) {
     send_frame(FrameKind::signal, window);
 }
 
-// Sends a frame with memory that must not change until the frame has left. `done` is the request
-// that then completes, or nullptr.
+// Sends a frame whose payload the transport reads in place: the memory of a put, or an array of a
+// window. `done` is the request that completes when the transport has read it, or nullptr.
 void RemoteEndpoint::send_memory(const Frame& frame, std::byte* data, uint64_t bytes,
                                  Request* done) {
     const Load load{frame.place, data, bytes};
@@ -56,7 +56,8 @@ void RemoteEndpoint::send_memory(const Frame& frame, std::byte* data, uint64_t b
 // Returns the memory that a frame of one-sided access fills.
 std::byte* RemoteEndpoint::place_access(const Frame& frame) {
     if (frame.kind == FrameKind::put) return served(frame.number, frame.place, frame.bytes);
-    return get_of(frame).message().data;
+    std::byte* const to = get_of(frame).message().data;
+    return to ? to : &nowhere_;  // a fence asks for no bytes
 }
 
 void RemoteEndpoint::deliver_access(const Frame& frame) {

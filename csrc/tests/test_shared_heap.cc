@@ -24,7 +24,7 @@ constexpr uint64_t kOffset = 4 * kMiB;
 struct Heap {
     Heap() : fd(::memfd_create("heap", MFD_CLOEXEC)) {
         if (::ftruncate(fd.get(), kOffset + kHeap) != 0) std::abort();
-        own = std::make_shared<OwnHeap>(fd.get(), kOffset, kHeap);
+        own = std::make_shared<OwnHeap>(fd.get(), kOffset, kHeap, false);
         void* base = ::mmap(nullptr, kHeap, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), kOffset);
         peers = static_cast<std::byte*>(base);
     }
@@ -109,7 +109,7 @@ void check_limits(Report& report) {
     report.check(heap.resident_bytes() == 0, "pages of a large freed array are given back");
     std::shared_ptr<std::byte> last;
     {
-        auto own = std::make_shared<OwnHeap>(heap.fd.get(), kOffset, kHeap);
+        auto own = std::make_shared<OwnHeap>(heap.fd.get(), kOffset, kHeap, false);
         last = own->allocate(100);
     }
     std::memset(last.get(), 1, 100);  // the array keeps its heap

@@ -49,7 +49,8 @@ enum class FrameKind : uint8_t {
 [[nodiscard]] constexpr bool is_access(FrameKind kind) noexcept {
     return kind >= FrameKind::put && kind <= FrameKind::signal;
 }
-// Returns true if frames of this kind have their payload in callers' memory. `Transport::handed`
+// Returns true if the payload of these frames is in callers' memory or in arrays of windows.
+// `Transport::handed`
 // counts the frames of these kinds only.
 [[nodiscard]] constexpr bool is_callers(FrameKind kind) noexcept {
     return kind == FrameKind::message || kind == FrameKind::data || kind == FrameKind::put ||

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import distributed as dist
 
-from unisono.errors import MismatchError
+from unisono.errors import CommunicationError
 from unisono.torch_backend.row_exchange import row_exchange_of
 from worlds.outcomes import Outcome
 
@@ -67,12 +67,25 @@ def own_a_row_of_another_type_is_told(world):
     table = [[2] * world.size for _ in range(world.size)]
     try:
         row_exchange_of(group).move(torch.ones(2 * world.size, 3, dtype=dtype), table)
-    except MismatchError as error:
-        assert "rows of 12 bytes" in str(error) or "rows" in str(error), error
-    except Exception as error:  # another rank has told the group first
+    except CommunicationError as error:  # its own, or that of a rank that has told the group first
         assert "exchange of rows" in str(error), error
+        assert "all ranks must make the same exchanges" in str(error), error
     else:
         raise AssertionError("a mismatch was not told")
+
+
+def own_a_wrong_number_of_rows_is_told(world):
+    group = dist.new_group(list(range(world.size)))
+    table = [[2] * world.size for _ in range(world.size)]
+    rows = torch.ones(2 * world.size - (world.rank == 1), 3)
+    try:
+        row_exchange_of(group).move(rows, table)
+    except ValueError as error:
+        assert world.rank == 1 and "rows: expected 6" in str(error), error
+    except CommunicationError as error:
+        assert world.rank != 1 and "on rank 1: rows: expected 6" in str(error), error
+    else:
+        raise AssertionError("a wrong number of rows was not told")
 
 
 def test_row_exchange(outcome: Outcome) -> None:

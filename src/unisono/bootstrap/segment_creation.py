@@ -19,7 +19,9 @@ _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 def can_hold_heaps() -> bool:
-    """Returns True if this process can create memory with a shared heap for each rank."""
+    """Returns True if this process can create a memfd and has no limit of the file size, so that
+    its memory can have shared heaps.
+    """
     limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         os.close(os.memfd_create("unisono", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
@@ -31,7 +33,7 @@ def can_hold_heaps() -> bool:
 def create(ranks: int, depth: int, buffer_bytes: int, nonce: bytes, *, heaps: bool = True) -> int:
     """Creates and initialises a group's unnamed shared memory; returns its descriptor.
 
-    With `heaps`, the memory ends with a shared heap for each rank, unless it is a file.
+    With `heaps`, a memfd ends with a shared heap for each rank. A file has no heaps.
 
     If the system denies memfd_create, as a sandbox's seccomp profile may, the memory is an unnamed
     file in /dev/shm, else in $TMPDIR, and a warning is logged. Raises `RendezvousError` with the

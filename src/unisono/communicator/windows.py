@@ -34,12 +34,12 @@ class Window:
     **Order.** Signals order the accesses. A rank that has waited for a signal of a peer sees all
     that the peer's thread put to this rank before the signal. Without a signal, the owner may see
     any part of a put. No other rank may access the same elements at the same time, unless all only
-    read. Between hosts, a fence or a signal must also separate two puts to the same elements.
+    read. Between hosts, call `fence` between two puts to the same elements.
 
-    **Errors.** Wrong arguments raise an error in this rank only, and change nothing. A wait takes
-    at most the communicator's timeout; a lost rank and a timeout fail the communicator, as for a
-    collective. The arrays then become private memory with the contents that they have, so that no
-    other rank can still change them.
+    **Errors.** Wrong arguments raise an error in this rank only, and change nothing. `wait` takes
+    at most the communicator's timeout. So do `put`, `get` and `fence` between hosts. A lost rank
+    and a timeout fail the communicator, as for a collective. The arrays then become private memory
+    with the contents that they have, so that no other rank can still change them.
 
     Any thread may use a window. Calls are neither part of the order of collectives nor of batches.
     """
@@ -100,8 +100,8 @@ class Window:
         return out
 
     def signal(self, dst: int) -> None:
-        """Adds a signal at rank `dst`. All that this thread has put to `dst` before arrives before
-        it.
+        """Adds a signal at rank `dst`. The puts of this thread to `dst` that came earlier arrive
+        before the signal.
         """
         opened = self._open or self._closed()
         check_rank(dst, self._engine.size, "dst")
@@ -128,9 +128,10 @@ class Window:
     def fence(self) -> None:
         """Completes all puts and gets of this thread before anything that it does afterwards.
 
-        A signal needs no fence. A fence is for other ways to tell a rank, such as a flag that it
-        reads by `get`, or a signal to a third rank. It waits for the ranks of other hosts to which
-        this rank has put, and so raises the errors of `wait`.
+        A signal to the rank of the put needs no fence. Call `fence` before you tell a rank in
+        another way, such as by a flag that it reads with `get`, or by a signal to a third rank.
+        Between hosts, `fence` waits for the ranks to which this rank has put. It raises the errors
+        of `wait`.
         """
         (self._open or self._closed()).fence(self._engine.timeout_s)
 
@@ -185,7 +186,8 @@ def window(self: Communicator, array: Array) -> Window:
     If the ranks are on several hosts, a thread of each rank writes and reads the rank's array for
     the ranks of other hosts, as long as the window is open.
 
-    Raises `ValueError` for another array, and `MismatchError` on the other ranks.
+    Raises `ValueError` for another array (`MismatchError` on the other ranks), `MismatchError` if
+    the element types differ, and `UnsupportedError` if the group has no shared heaps.
     """
     engine = self._engine
     if not engine.group.heap_bytes:

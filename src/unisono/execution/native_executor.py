@@ -324,9 +324,9 @@ def _heap_form(
 
 
 def _in_place(make: Callable[[Form], LoadedPlan], op: Op, form: Form) -> LoadedPlan | None:
-    """Returns the plan with which ranks read each other's memory. Returns None if this plan would
-    be wrong for a call whose input and output are the same array, and if no rank would read other
-    memory than slots.
+    """Returns the plan with which ranks read each other's memory. Returns None in two cases: the
+    plan would be wrong for a call whose input and output are the same array, or all ranks would
+    read only slots.
     """
     plan = make(form)
     if not (plan.shares_input or plan.shares_output):

@@ -58,7 +58,7 @@ class GroupBase(NamedGroup):
         )
         self.own_devices = ["cpu"]
         self.row_exchange: Any = None
-        """The windows for exchanges of rows; see `row_exchange.py`."""
+        """The group's `RowExchange`; None before `row_exchange_of` makes it."""
 
     def serve(self, device: str) -> None:
         """Serves the tensors of another device."""
@@ -90,13 +90,6 @@ class GroupBase(NamedGroup):
         """Makes the group answer to the name gloo, also in the names of the profiler's spans."""
         super().stand_in()
         self._comm = self._comm_to_call()
-
-    def as_one_call(self, name: str, read: list[torch.Tensor], issue: Callable[[], Any]) -> Any:
-        """Counts and traces `issue()`, which moves data without a call of the communicator, as a
-        call named `name`. Returns its result.
-        """
-        self._begin()
-        return self._as_one(name, read, issue)
 
     def _as_one(self, name: str, read: list[torch.Tensor], issue: Callable[[], Any]) -> Any:
         """Returns `issue()`, which makes several calls where Gloo makes one named `name`."""
@@ -139,6 +132,16 @@ class GroupBase(NamedGroup):
 
         handle = self._as_one(name, read, issue)
         return self._pending(handle, results) if later else DONE
+
+
+def as_one_call(
+    group: GroupBase, name: str, read: list[torch.Tensor], issue: Callable[[], Any]
+) -> Any:
+    """Counts and traces `issue()` as one call named `name` of a group, and returns its result.
+    `issue` moves data by other means than one collective, such as by puts.
+    """
+    group._begin()
+    return group._as_one(name, read, issue)
 
 
 def _leave(comm: Any, completer: Completer, history: History | None) -> None:

@@ -1,18 +1,20 @@
 """Exchange of rows between the ranks of a host: each rank puts its rows into the windows of the
 others.
 
-All ranks know how many rows each rank sends to each other. So a rank puts its rows where the
-receiver reads them, adds a header and a signal, and needs no answer. The rows are copied once
+All ranks know how many rows every rank sends to every other rank. So a rank puts its rows where
+the receiver reads them, adds a header and a signal, and needs no answer. The rows are copied once
 before the receiver reads them; an all_to_all copies them twice.
 
-The window of a rank has two halves, which the exchanges use in turn. So no rank overwrites rows
-that a peer still reads: a rank that has the signals of exchange i from all peers knows that these
-have begun exchange i, and so have read what exchange i - 1 brought.
+The window of a rank has two halves, which the exchanges use in turn. A rank sends its signals of
+exchange i after it has read the rows of exchange i - 1. Exchange i + 1 writes to the half of
+exchange i - 1, and a rank begins it only after it has the signals of exchange i from all peers. So
+no rank overwrites rows that a peer still reads.
 """
 
 from __future__ import annotations
 
 import math
+import weakref
 import zlib
 from collections.abc import Sequence
 from itertools import accumulate
@@ -21,9 +23,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from unisono.errors import MismatchError
+from unisono.errors import CommunicationError, MismatchError
 from unisono.torch_backend.convert import movable
-from unisono.torch_backend.group_base import GroupBase
+from unisono.torch_backend.group_base import GroupBase, as_one_call
 from unisono.torch_backend.heap_tensor import heap_tensor
 from unisono.torch_backend.private import hide_from_dynamo
 
@@ -60,7 +62,7 @@ class RowExchange:
     """
 
     def __init__(self, group: GroupBase) -> None:
-        self._group = group
+        self._group: GroupBase = weakref.proxy(group)  # the group keeps this object
         self._comm = group.communicator
         self._exchanges = 0
         self._half_bytes = 0
@@ -71,25 +73,43 @@ class RowExchange:
 
     @property
     def header_bytes(self) -> int:
-        """Bytes that a rank sends to each other rank in an exchange, besides the rows."""
+        """Bytes that a rank sends to every other rank in an exchange, besides the rows."""
         return _HEADER * _NUMBER_BYTES
 
     def move(self, rows: torch.Tensor, table: Table) -> torch.Tensor:
         """Sends the first `table[rank][0]` of `rows` to rank 0, the next to rank 1, and so on.
 
         Returns the arriving rows in rank order. They are valid until the next exchange, so the
-        caller copies them. `rows` has a CPU tensor of `sum(table[rank])` rows. Collective.
+        caller copies them. `rows` is a CPU tensor with `sum(table[rank])` rows. Collective.
 
-        Raises `MismatchError` if the ranks' rows differ in width or type, and the errors of
-        `Window.wait`.
+        Raises `ValueError` for another number of rows, `MismatchError` if rows differ in width or
+        type from those of another rank, and the errors of `Window.wait`. If only some ranks need a
+        larger window for their wider rows, the exchange ends with a timeout.
         """
-        moved: torch.Tensor = self._group.as_one_call(
-            "all_to_all", [rows], lambda: self._moved(rows.detach(), table)
+        moved: torch.Tensor = as_one_call(
+            self._group,
+            "all_to_all",
+            [rows],
+            lambda: self._moved_or_aborted(rows.detach(), table),
         )
         return moved
 
+    def _moved_or_aborted(self, rows: torch.Tensor, table: Table) -> torch.Tensor:
+        """Returns `_moved`. An error of this rank ends the group, because the others wait for its
+        rows.
+        """
+        try:
+            return self._moved(rows, table)
+        except CommunicationError:
+            raise
+        except Exception as error:
+            self._comm.abort(f"exchange of rows on rank {self._comm.rank}: {error}")
+            raise
+
     def _moved(self, rows: torch.Tensor, table: Table) -> torch.Tensor:
         ranks, me = self._comm.size, self._comm.rank
+        if len(rows) != sum(table[me]):
+            raise ValueError(f"rows: expected {sum(table[me])}, as the table says, not {len(rows)}")
         width = rows.shape[1:]
         row_bytes = math.prod(width) * rows.element_size()
         window = self._roomy_window(_most_rows(table) * row_bytes)
@@ -115,16 +135,18 @@ class RowExchange:
         return found.view(rows.dtype).view(count, *width)
 
     def _roomy_window(self, nbytes: int) -> Window:
-        """Returns a window whose halves have room for `nbytes` of rows. Collective if it must grow,
-        which all ranks find from the same table.
+        """Returns a window whose halves have room for `nbytes` of rows. Collective if the window
+        must grow. All ranks find this from the same table and the same bytes of a row.
         """
         needed = self._head_bytes + nbytes
         if self._window is not None and needed <= self._half_bytes:
             return self._window
         if self._window is not None:
             self._window.close()
-        self._half_bytes = 1 << (max(needed, _LEAST_BYTES) - 1).bit_length()
-        self._memory = heap_tensor(self._comm, (2 * self._half_bytes,), torch.uint8)
+            self._window = None
+        half_bytes = 1 << (max(needed, _LEAST_BYTES) - 1).bit_length()
+        self._memory = heap_tensor(self._comm, (2 * half_bytes,), torch.uint8)
+        self._half_bytes = half_bytes
         self._window = self._comm.window(self._memory)
         return self._window
 

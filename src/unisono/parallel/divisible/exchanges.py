@@ -300,7 +300,7 @@ def moved_rows(
 
     Returns the arriving rows in this `order` (None: rank order).
     """
-    if (exchange := row_exchange_of(group)) is not None:
+    if rows.is_cpu and (exchange := row_exchange_of(group)) is not None:
         lent = exchange.move(rows, table)
         return lent.clone() if order is None else lent[order]
     rank = dist.get_rank(group)

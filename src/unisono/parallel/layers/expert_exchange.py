@@ -29,7 +29,7 @@ class ExpertExchange:
     def __init__(self, counts: torch.Tensor, group: Group) -> None:
         """Exchanges `counts`, the number of this rank's rows for each expert. Collective.
 
-        So each rank knows how many rows each rank sends to each other.
+        So all ranks know how many rows every rank sends to every other rank.
         """
         self._group = group
         ranks = 1 if group is None else dist.get_world_size(group)
