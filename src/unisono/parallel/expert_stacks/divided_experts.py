@@ -112,7 +112,7 @@ class DividedExperts:
     def _note_rows(
         self, exchange: ExpertExchange, rows: torch.Tensor, results: torch.Tensor
     ) -> None:
-        """Counts the bytes on `ep`: numbers of rows, headers, rows, results, and their gradients."""
+        """Counts the bytes on `ep`: numbers of rows, headers, rows, results, gradients."""
         if (group := self._mesh.group("ep")) is None:
             return
         there, back = _row_bytes(rows), _row_bytes(results)
