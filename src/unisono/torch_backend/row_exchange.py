@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from unisono.errors import CommunicationError, MismatchError
+from unisono.errors import AbortedError, CommunicationError, MismatchError
 from unisono.torch_backend.convert import movable
 from unisono.torch_backend.group_base import GroupBase, as_one_call
 from unisono.torch_backend.heap_tensor import heap_tensor
@@ -62,7 +62,7 @@ class RowExchange:
     """
 
     def __init__(self, group: GroupBase) -> None:
-        self._group: GroupBase = weakref.proxy(group)  # the group keeps this object
+        self._group = weakref.ref(group)  # the group keeps this object
         self._comm = group.communicator
         self._exchanges = 0
         self._half_bytes = 0
@@ -86,8 +86,11 @@ class RowExchange:
         type from those of another rank, and the errors of `Window.wait`. If only some ranks need a
         larger window for their wider rows, the exchange ends with a timeout.
         """
+        group = self._group()
+        if group is None:
+            raise AbortedError("exchange of rows: the process group no longer exists")
         moved: torch.Tensor = as_one_call(
-            self._group,
+            group,
             "all_to_all",
             [rows],
             lambda: self._moved_or_aborted(rows.detach(), table),
