@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import weakref
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -199,7 +200,11 @@ class NativeExecutor:
             block_bytes = block_bytes or algorithms.block_bytes(op, algorithm)
         else:
             _check_fit(schedule, op, ranks, root)
-        make = functools.partial(self._make, schedule, op, algorithm, root, block_bytes)
+        # A weak reference, because the executor keeps its plans: a cycle would keep the group, with
+        # its descriptors, until the garbage collector runs.
+        make = functools.partial(
+            _made_by, weakref.ref(self), schedule, op, algorithm, root, block_bytes
+        )
         plan = make(Form.STAGED)
         if self._group.heap_bytes > 0 and op not in _WITHOUT_HEAP:
             make_heap_plan = functools.partial(_in_place, make, op, Form.HEAP)
@@ -305,6 +310,21 @@ class NativeExecutor:
             volume=volume,
             heap_form=None if heap_plan is None else _heap_form(heap_plan, args, longest_bytes),
         )
+
+
+def _made_by(
+    executor: weakref.ref[NativeExecutor],
+    schedule: Schedule,
+    op: Op,
+    algorithm: str,
+    root: int,
+    block_bytes: int | None,
+    form: Form,
+) -> LoadedPlan:
+    """Returns the plan of an executor, which lives as long as its plans are used."""
+    maker = executor()
+    assert maker is not None
+    return maker._make(schedule, op, algorithm, root, block_bytes, form)
 
 
 def _extra(plan: LoadedPlan, block_bytes: int, args: Arguments) -> int:
