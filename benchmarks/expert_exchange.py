@@ -25,9 +25,10 @@ import torch
 import typer
 from rich.console import Console
 from rich.table import Table
-from timing import alternate_all, microseconds, on_every, write
+from timing import alternate, calls_within, microseconds, on_every, write
 from torch import distributed as dist
 
+from unisono.communicator.explain import time_s
 from unisono.parallel.divisible.exchanges import move_rows
 from unisono.parallel.layers import ExpertExchange
 from unisono.torch_backend import default_communicator
@@ -99,7 +100,8 @@ def measure(tokens: str, hidden: int, rounds: int, round_s: float) -> list[Row]:
         ways = ((ExpertExchange, dist.group.WORLD), (CountedExchange, dist.group.WORLD),
                 (CountedExchange, gloo))  # fmt: skip
         calls = [partial(exchange, make, group, rows, counts) for make, group in ways]
-        times = alternate_all(comm, calls, rounds, round_s)
+        often = [calls_within(round_s, time_s(comm, call, 3)) for call in calls]
+        times = alternate(comm, calls, often, rounds)
         found.append(
             Row(
                 ranks=comm.size,

@@ -11,8 +11,6 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-import numpy as np
-
 import unisono
 from unisono.bench.core_latency import probe_core_latency_s
 from unisono.bench.machine_facts import describe_machine
@@ -29,28 +27,13 @@ def calls_within(round_s: float, call_s: float) -> int:
 
 def alternate(
     comm: Communicator, calls: Sequence[Callable[[], object]], often: Sequence[int], rounds: int
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Returns, for each of two calls, the seconds per call in each round. The two calls take turns
-    in running first.
-    """
-    times: tuple[list[float], list[float]] = ([], [])
-    for round_ in range(rounds):
-        for which in (0, 1) if round_ % 2 else (1, 0):
-            times[which].append(time_s(comm, calls[which], often[which]))
-    return tuple(times[0]), tuple(times[1])
-
-
-def alternate_all(
-    comm: Communicator, calls: Sequence[Callable[[], object]], rounds: int, round_s: float
 ) -> tuple[tuple[float, ...], ...]:
-    """Returns the seconds per call, for each of the calls and each round. In a round, each call
-    runs for about `round_s`. The calls take turns in running first.
+    """Returns, for each of the calls, the seconds per call in each round. The calls take turns in
+    running first.
     """
-    often = [calls_within(round_s, time_s(comm, call, 3)) for call in calls]
-    often = [int(comm.broadcast(np.array([count]))[0]) for count in often]
     times: list[list[float]] = [[] for _ in calls]
     for round_ in range(rounds):
-        for step in range(len(calls)):
+        for step in range(1, len(calls) + 1):
             which = (round_ + step) % len(calls)
             times[which].append(time_s(comm, calls[which], often[which]))
     return tuple(map(tuple, times))

@@ -74,3 +74,24 @@ class World:
     def close(self) -> None:
         with ThreadPoolExecutor(len(self.comms)) as pool:
             list(pool.map(Communicator.close, self.comms))
+
+
+def run(world: World, body: Body) -> list[Any]:
+    """Runs `body(comm)` on all ranks. Returns each rank's result or exception."""
+
+    def rank(comm: Communicator) -> Any:
+        try:
+            return body(comm)
+        except Exception as error:
+            comm.abort(f"{type(error).__name__}: {error}")
+            return error
+
+    with ThreadPoolExecutor(len(world.comms)) as pool:
+        return list(pool.map(rank, world.comms))
+
+
+def check_all(world: World, body: Body) -> None:
+    """Runs `body(comm)` on all ranks. Raises the first exception."""
+    for outcome in run(world, body):
+        if isinstance(outcome, Exception):
+            raise outcome

@@ -161,11 +161,9 @@ class BoundWindow {
     static void access(nb::handle memory, double timeout_s, Access&& access) {
         RemoteWait wait{timeout_s, python_signals()};
         try {
-            const WithoutGil release;
-            access(wait);
-        } catch (const Error& error) {
+            copy(kLeastWithoutGil, [&] { access(wait); });
+        } catch (...) {
             if (wait.needs_memory) memory.inc_ref();
-            if (error.fault() == Fault::invalid) throw nb::value_error(error.what());
             throw;
         }
     }

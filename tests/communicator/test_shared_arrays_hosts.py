@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -19,41 +17,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from communicator.test_shared_arrays import numbers, results
-from pretended_hosts import World
+from pretended_hosts import World, check_all, run
 from unisono import Communicator, MismatchError
 from unisono.types import Op
 
-LAYOUTS = ([0, 0, 1], [0, 1, 0, 1], [0, 0, 0, 1, 1])
 ENOUGH = 20_000
 """Elements of a call that uses shared arrays with more ranks than cores."""
-
-
-def run(world: World, body: Callable[[Communicator], Any]) -> list[Any]:
-    """Runs `body(comm)` on all ranks. Returns each rank's result or exception."""
-
-    def rank(comm: Communicator) -> Any:
-        try:
-            return body(comm)
-        except Exception as error:
-            comm.abort(f"{type(error).__name__}: {error}")
-            return error
-
-    with ThreadPoolExecutor(len(world.comms)) as pool:
-        return list(pool.map(rank, world.comms))
-
-
-def check_all(world: World, body: Callable[[Communicator], Any]) -> None:
-    for outcome in run(world, body):
-        if isinstance(outcome, Exception):
-            raise outcome
-
-
-@pytest.fixture(scope="module")
-def worlds() -> Iterator[list[World]]:
-    made = [World(layout, timeout_s=40.0) for layout in LAYOUTS]
-    yield made
-    for world in made:
-        world.close()
 
 
 @given(data=st.data())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,20 +15,11 @@ from hypothesis import strategies as st
 
 from communicator.shrinking_hosts import joined, over_hosts
 from communicator.test_messages_hosts import on_hosts
-from communicator.test_shared_arrays_hosts import LAYOUTS, check_all
 from communicator.test_windows import drawn_steps
-from pretended_hosts import World
+from pretended_hosts import World, check_all
 from ranks import Me
 from unisono import Communicator
 from unisono.errors import CommunicationError
-
-
-@pytest.fixture(scope="module")
-def worlds() -> Iterator[list[World]]:
-    made = [World(layout, timeout_s=40.0) for layout in LAYOUTS]
-    yield made
-    for world in made:
-        world.close()
 
 
 @given(data=st.data())

@@ -47,7 +47,7 @@ class GroupConfig:
     """Shape of the staging memory. None: chosen from the number of ranks, this host and
     `staging_bytes`."""
     heaps: bool = True
-    """Whether ranks may have shared heaps. False: a host of the group cannot create them."""
+    """Permission for shared heaps. False: a host of the group cannot create them."""
     names: Sequence[int] = ()
     """Rank numbers that error texts show for this group's ranks, if the group is part of a larger
     group. Empty: error texts show 0 to `size` - 1.

@@ -90,7 +90,7 @@ class RankFacts:
     host: HostKey = field(default_factory=this_host)
     cores: int = field(default_factory=usable_cores)
     heaps: bool = field(default_factory=can_hold_heaps)
-    """Whether this process can create shared heaps."""
+    """Ability of this process to create shared heaps."""
     rank0_data: bytes = b""
     """Data that rank 0 sends to all other ranks."""
     tls: str = "off"
@@ -118,7 +118,7 @@ class WorldFacts:
     copies of the staging memory of ranks on other hosts.
     """
     heaps: bool
-    """Whether all ranks can create shared heaps."""
+    """Ability of all ranks to create shared heaps."""
 
     def host_of(self, rank: int) -> tuple[int, ...]:
         """Returns the ranks of this rank's host."""

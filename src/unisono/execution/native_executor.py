@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Any
 
 from unisono import algorithms, native
 from unisono.algorithms import Hosts
@@ -202,9 +203,8 @@ class NativeExecutor:
             _check_fit(schedule, op, ranks, root)
         # A weak reference, because the executor keeps its plans: a cycle would keep the group, with
         # its descriptors, until the garbage collector runs.
-        make = functools.partial(
-            _made_by, weakref.ref(self), schedule, op, algorithm, root, block_bytes
-        )
+        method = weakref.WeakMethod(self._make)
+        make = functools.partial(_called, method, schedule, op, algorithm, root, block_bytes)
         plan = make(Form.STAGED)
         if self._group.heap_bytes > 0 and op not in _WITHOUT_HEAP:
             make_heap_plan = functools.partial(_in_place, make, op, Form.HEAP)
@@ -312,19 +312,11 @@ class NativeExecutor:
         )
 
 
-def _made_by(
-    executor: weakref.ref[NativeExecutor],
-    schedule: Schedule,
-    op: Op,
-    algorithm: str,
-    root: int,
-    block_bytes: int | None,
-    form: Form,
-) -> LoadedPlan:
-    """Returns the plan of an executor, which lives as long as its plans are used."""
-    maker = executor()
-    assert maker is not None
-    return maker._make(schedule, op, algorithm, root, block_bytes, form)
+def _called(method: weakref.WeakMethod[Callable[..., LoadedPlan]], *arguments: Any) -> LoadedPlan:
+    """Calls a method of an executor, which lives as long as its plans are used."""
+    make = method()
+    assert make is not None
+    return make(*arguments)
 
 
 def _extra(plan: LoadedPlan, block_bytes: int, args: Arguments) -> int:
