@@ -1,18 +1,32 @@
-// Ends the sharing of a core by ranks that could use a core each.
+// Distributes the ranks of a host evenly over the cores.
 //
-// Two ranks on one core run one after the other, so a program takes twice its time. If a thread of
-// another program occupies the other core, the kernel sees no reason to move a rank: one of the
-// cores has two threads in any case. So a rank that waits for a peer on its own core moves.
+// With a core for each rank, two ranks on one core run one after the other, so a program takes
+// twice its time. If a thread of another program occupies the other core, the kernel sees no reason
+// to move a rank: one of the cores has two threads in any case. So a rank that waits for a peer on
+// its own core moves.
+//
+// With more ranks than cores, ranks that wake up at the same time may occupy the cores unevenly,
+// such as 3 ranks on one core and 1 on the other. The kernel needs up to 100 ms to correct this,
+// and until then a call takes 1.5 times as long. So a waiting rank moves from the fullest core to
+// the emptiest.
 #pragma once
 
 #include <sched.h>
 
 #include <chrono>
 #include <cstdint>
+#include <span>
 
 #include "core/control_words.h"
+#include "memory/group_memory.h"
 
 namespace unisono {
+
+// Returns the core to which the rank at `place` should move, or -1 if it should stay. `cores` are
+// the cores of a host's ranks, and `usable` are the cores that the rank may use. Only one rank
+// moves at a time: the last one on the fullest core.
+[[nodiscard]] int emptier_core(std::span<const int> cores, size_t place,
+                               std::span<const int> usable);
 
 class CoreSharing {
   public:
@@ -24,13 +38,21 @@ class CoreSharing {
         if (bytes >= kManyBytes || calls_++ % kCallsBetween == 0) publish(::sched_getcpu());
     }
     // Moves the calling thread, which waits for the peer, if the peer was last seen on this core.
-    // Moves at most once every 2 ms, because a move costs some microseconds.
-    void end(const RankControl& peer) noexcept;
+    void leave(const RankControl& peer) noexcept;
+    // Moves the calling thread, which waits for a peer, if the ranks occupy the cores unevenly.
+    void even_out(const View& view);
+    // Returns true if the peer was last seen on another core, so it may be running now.
+    [[nodiscard]] bool elsewhere(const RankControl& peer) const noexcept {
+        return peer.core.load(std::memory_order_relaxed) !=
+               own_.core.load(std::memory_order_relaxed);
+    }
 
   private:
     static constexpr uint32_t kCallsBetween = 4;
     static constexpr uint64_t kManyBytes = 32 << 10;
 
+    // Returns true at most once every 2 ms, because a move costs some microseconds.
+    [[nodiscard]] bool is_time() noexcept;
     void publish(int core) noexcept {
         if (own_.core.load(std::memory_order_relaxed) != core)
             own_.core.store(core, std::memory_order_relaxed);
@@ -38,7 +60,7 @@ class CoreSharing {
 
     RankControl& own_;
     uint32_t calls_ = 0;
-    std::chrono::steady_clock::time_point moved_{};
+    std::chrono::steady_clock::time_point tried_{};
 };
 
 }  // namespace unisono

@@ -19,22 +19,21 @@
 namespace unisono {
 namespace {
 
-std::vector<int> cores() {
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    std::vector<int> found;
-    if (::sched_getaffinity(0, sizeof set, &set) != 0) return found;
-    for (int c = 0; c < CPU_SETSIZE; ++c) {
-        if (CPU_ISSET(c, &set)) found.push_back(c);
-    }
-    return found;
-}
-
 void pin(int core) {
     cpu_set_t set;
     CPU_ZERO(&set);
     CPU_SET(core, &set);
     pthread_setaffinity_np(pthread_self(), sizeof set, &set);
+}
+
+// Moves the calling thread to one of these cores, then restores the cores that it may use.
+bool visit(const cpu_set_t& cores) noexcept {
+    cpu_set_t before;
+    if (::sched_getaffinity(0, sizeof before, &before) != 0 ||
+        ::sched_setaffinity(0, sizeof cores, &cores) != 0)
+        return false;
+    ::sched_setaffinity(0, sizeof before, &before);
+    return true;
 }
 
 struct alignas(2 * kLine) Word {
@@ -66,12 +65,23 @@ uint64_t read_last_level_cache_bytes() {
 
 }  // namespace
 
+std::vector<int> usable_core_numbers() {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    std::vector<int> found;
+    if (::sched_getaffinity(0, sizeof set, &set) != 0) return found;
+    for (int c = 0; c < CPU_SETSIZE; ++c) {
+        if (CPU_ISSET(c, &set)) found.push_back(c);
+    }
+    return found;
+}
+
 bool meshed_cores() noexcept {
     return cpu_features().intel && cpu_features().avx512;
 }
 
 unsigned usable_cores() noexcept {
-    return static_cast<unsigned>(std::max<size_t>(1, cores().size()));
+    return static_cast<unsigned>(std::max<size_t>(1, usable_core_numbers().size()));
 }
 
 uint64_t private_cache_bytes() noexcept {
@@ -87,27 +97,27 @@ uint64_t last_level_cache_bytes() {
 }
 
 void settle_on_core(unsigned index) noexcept {
-    cpu_set_t before;
-    const std::vector<int> usable = cores();
-    if (usable.size() < 2 || ::sched_getaffinity(0, sizeof before, &before) != 0) return;
-    pin(usable[index % usable.size()]);
-    ::sched_setaffinity(0, sizeof before, &before);
+    const std::vector<int> usable = usable_core_numbers();
+    if (usable.size() >= 2) go_to_core(usable[index % usable.size()]);
+}
+
+bool go_to_core(int core) noexcept {
+    cpu_set_t only;
+    CPU_ZERO(&only);
+    CPU_SET(core, &only);
+    return visit(only);
 }
 
 bool leave_core(int core) noexcept {
-    cpu_set_t before;
-    if (::sched_getaffinity(0, sizeof before, &before) != 0) return false;
-    cpu_set_t others = before;
+    cpu_set_t others;
+    if (::sched_getaffinity(0, sizeof others, &others) != 0) return false;
     CPU_CLR(core, &others);
-    if (CPU_COUNT(&others) == 0 || ::sched_setaffinity(0, sizeof others, &others) != 0)
-        return false;
-    ::sched_setaffinity(0, sizeof before, &before);
-    return true;
+    return CPU_COUNT(&others) > 0 && visit(others);
 }
 
 double probe_core_latency_s(unsigned samples) {
     constexpr uint32_t kTrips = 20;  // round trips per sample
-    const std::vector<int> usable = cores();
+    const std::vector<int> usable = usable_core_numbers();
     if (usable.size() < 2 || samples == 0) return std::numeric_limits<double>::quiet_NaN();
     Word ping, pong;
     std::vector<double> one_way_s;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 namespace unisono {
 
@@ -12,6 +13,9 @@ namespace unisono {
 
 // Returns the number of cores that this process may use.
 [[nodiscard]] unsigned usable_cores() noexcept;
+
+// Returns the cores that the calling thread may use.
+[[nodiscard]] std::vector<int> usable_core_numbers();
 
 // Returns true if the cores of this CPU form a mesh, each with a large cache of its own. Intel's
 // server CPUs since Skylake are built like this. On such a CPU, a core reads data that another core
@@ -30,6 +34,10 @@ namespace unisono {
 // uneven start, such as two ranks on one of two cores, costs a factor of ten until the kernel
 // rebalances.
 void settle_on_core(unsigned index) noexcept;
+
+// Moves the calling thread to a core, without a lasting restriction. Returns false if it may not
+// use the core.
+bool go_to_core(int core) noexcept;
 
 // Moves the calling thread away from a core, without a lasting restriction. Returns false if it may
 // use no other core.

@@ -299,9 +299,10 @@ bool Executor::run_record(Wait& wait, const Record* record) {
 
 void Executor::choose_stores(Execution& call) noexcept {
     const auto& here = view_.here();
-    // Measures the distance to one peer in each block. The peers take turns.
+    // Measures the distance to one peer in each block. The peers take turns, also in calls of one
+    // block: a peer on this core tells nothing.
     if (here.size() > 1 && StoreRule::needs_distance(call.policy, call.traffic)) {
-        const uint64_t step = 1 + call.block % (here.size() - 1);
+        const uint64_t step = 1 + (call.seq + call.block) % (here.size() - 1);
         const uint32_t peer = here[(view_.place(members_.rank()) + step) % here.size()];
         distance_.measure(peer, view_.control(peer));
     }

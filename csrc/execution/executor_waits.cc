@@ -9,6 +9,9 @@ namespace {
 constexpr double kNapWhileSending_s = 300e-6;
 // Number of calls that may stay uncompared. To compare 16 calls costs little more than one.
 constexpr uint64_t kMostUnverified = 16;
+// With more ranks than cores, a peer on another core may be about to post. These pauses take less
+// time than a switch to another rank and back.
+constexpr int kPausesForOtherCore = 10;
 
 }  // namespace
 
@@ -120,9 +123,15 @@ bool Executor::wait_local(Wait& wait, uint32_t peer, Ready ready) {
     };
     const auto inspect = [&] {
         call_check_.inspect(peer, wait.call.seq, view_.has_left(peer));
-        if (wait.in_foreground() && !waiter_.oversubscribed())
-            core_sharing_.end(view_.control(peer));
+        if (!wait.in_foreground()) return;
+        if (waiter_.oversubscribed())
+            core_sharing_.even_out(view_);
+        else
+            core_sharing_.leave(view_.control(peer));
     };
+    if (waiter_.oversubscribed() && core_sharing_.elsewhere(view_.control(peer)) &&
+        Waiter::pause_until(ready, kPausesForOtherCore))
+        return true;
     return waiter_.wait(
         rest, ready, inspect, [&] { return wait.late(call_check_); }, waited_ns(wait),
         wait.deadline, wait.interrupted, wait.limit_s);

@@ -29,8 +29,8 @@ inline void relax() noexcept {
 #endif
 }
 
-// The number of polls before a rank sleeps. Measured: with more ranks than cores, any spinning is
-// harmful, in proportion to its length. With a core for each rank, 2000 pauses take about 55 us, as
+// The number of polls before a rank sleeps. Measured: with more ranks than cores, spinning is
+// harmful, in proportion to its length, unless it is very short (executor_waits.cc). With a core for each rank, 2000 pauses take about 55 us, as
 // long as one wake-up.
 struct SpinPolicy {
     int pauses;
@@ -105,6 +105,16 @@ class Waiter {
     // Returns true with more ranks than cores. A waiting rank then gives up its core at once.
     [[nodiscard]] bool oversubscribed() const noexcept { return spin_policy_.pauses == 0; }
 
+    // Polls until `ready()`, with a pause after each poll. Returns false after `most` pauses.
+    template <class Ready>
+    [[nodiscard]] static bool pause_until(Ready&& ready, int most) {
+        for (int i = 0; i < most; ++i) {
+            if (ready()) return true;
+            relax();
+        }
+        return false;
+    }
+
     // Waits until `ready()`. Between polls it calls `inspect()`, which throws if the wait cannot
     // succeed. After `limit_s` seconds (if positive) it returns false, so that the caller can
     // continue the wait later. `rest(awake, seconds)` sleeps unless `awake()`; `late()` returns the
@@ -115,10 +125,7 @@ class Waiter {
     bool wait(Rest&& rest, Ready&& ready, Inspect&& inspect, Late&& late,
               std::atomic<uint64_t>& waited_ns, Deadline& deadline, const Interrupted& interrupted,
               double limit_s = 0, double check_s = kCheck_s) {
-        for (int i = 0; i < spin_policy_.pauses; ++i) {
-            if (ready()) return true;
-            relax();
-        }
+        if (pause_until(ready, spin_policy_.pauses)) return true;
         inspect();
         // If other programs occupy the cores, each yield takes milliseconds.
         const auto begun = std::chrono::steady_clock::now();

@@ -1,8 +1,12 @@
 // Tests of the moves of a thread from core to core.
 #include <sched.h>
 
+#include <algorithm>
 #include <functional>
+#include <random>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "core/control_words.h"
 #include "execution/core_sharing.h"
@@ -29,7 +33,7 @@ bool parts(RankControl& own, int32_t offset) {
     CoreSharing sharing(own);
     const int core = ::sched_getcpu();
     peer.core.store(core + offset, std::memory_order_relaxed);
-    sharing.end(peer);
+    sharing.leave(peer);
     return ::sched_getcpu() != core;
 }
 
@@ -73,10 +77,55 @@ void check_pause(Report& report) {
     for (int i = 0; i < kTries; ++i) {
         const int core = ::sched_getcpu();
         peer.core.store(core, std::memory_order_relaxed);
-        sharing.end(peer);
+        sharing.leave(peer);
         moves += ::sched_getcpu() != core;
     }
     report.check(moves < kTries / 2, "a rank does not move all the time");
+}
+
+// Moves ranks until none wants to move. Returns the number of moves.
+int settle(std::vector<int>& cores, const std::vector<int>& usable) {
+    for (int moves = 0; moves < 1000; ++moves) {
+        std::vector<std::pair<size_t, int>> wanted;
+        for (size_t place = 0; place < cores.size(); ++place) {
+            const int core = emptier_core(cores, place, usable);
+            if (core >= 0) wanted.emplace_back(place, core);
+        }
+        if (wanted.empty()) return moves;
+        for (const auto& [place, core] : wanted) cores[place] = core;
+    }
+    return -1;
+}
+
+void check_evenness(Report& report) {
+    std::mt19937 random(1);
+    for (int round = 0; round < 500; ++round) {
+        std::vector<int> usable;
+        for (int core = 0; core < 12; ++core)
+            if (random() % 2) usable.push_back(core);
+        if (usable.empty()) continue;
+        std::vector<int> cores(1 + random() % 40), before;
+        for (int& core : cores) core = usable[random() % usable.size()];
+        before = cores;
+        const int moves = settle(cores, usable);
+        const auto ranks_on = [&](int core) {
+            return static_cast<int>(std::count(cores.begin(), cores.end(), core));
+        };
+        int fewest = 1 << 30, most = 0, moved = 0;
+        for (const int core : usable) {
+            fewest = std::min(fewest, ranks_on(core));
+            most = std::max(most, ranks_on(core));
+        }
+        for (size_t place = 0; place < cores.size(); ++place) moved += cores[place] != before[place];
+        report.check(moves >= 0 && most - fewest <= 1, "ranks occupy the cores evenly");
+        report.check(moved == moves, "no rank moves twice");
+    }
+    report.check(emptier_core(std::vector{0, 0, 0, -1}, 2, std::vector{0, 1}) == 1,
+                 "a rank whose core is unknown occupies none");
+    report.check(emptier_core(std::vector{0, 0, 1}, 2, std::vector{0, 1}) == -1,
+                 "one rank more on a core is even");
+    report.check(emptier_core(std::vector{0, 0}, 1, std::vector<int>{}) == -1,
+                 "a rank without a list of cores stays");
 }
 
 void check_publishing(Report& report) {
@@ -99,6 +148,7 @@ int main() {
     check_sharing(report);
     check_pause(report);
     check_publishing(report);
+    check_evenness(report);
     std::thread(check_only_core, std::ref(report)).join();
     return report.finish();
 }

@@ -185,8 +185,9 @@ def _built_in() -> Iterator[Rule]:
         yield Rule(op=Op.REDUCE, algorithm="direct", nbytes=short, ranks=ranks, reason=few)
     yield Rule(op=Op.ALL_REDUCE, algorithm="direct", ranks=all_ranks, reason=many)
     yield Rule(op=Op.REDUCE, algorithm="reduce_scatter_gather", ranks=all_ranks, reason=many)
-    for nbytes, ranks in ((IntRange(256 << 10, 6 << 20), pair), (IntRange(128 << 10), several)):
+    for least, ranks in ((256 << 10, pair), (128 << 10, several)):
         algorithm, reason = "direct:channels=4", "readers start after a quarter of a block"
+        nbytes = IntRange(least)
         yield Rule(op=Op.BROADCAST, algorithm=algorithm, nbytes=nbytes, ranks=ranks, reason=reason)
     for op in (Op.SCAN, Op.EXSCAN):
         short = IntRange(0, _DIRECT_SCAN_BYTES)
