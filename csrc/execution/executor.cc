@@ -76,6 +76,8 @@ void Executor::begin(Execution& call) {
         throw;
     }
     call.seq = next_number();
+    call.measures_distance =
+        view_.here().size() > 1 && StoreRule::needs_distance(call.policy, call.traffic, call.seq);
     call.staging->begin(call.staged_bytes, call.lead, call.blocks);
     call_check_.enter(call.seq, call.args, call.hash);
     core_sharing_.enter(call.longest_bytes);
@@ -152,7 +154,7 @@ void Executor::prepare(Execution& call) {
     call.lead = static_cast<uint32_t>(std::min({uint64_t{call.lead}, call.staging->depth() - 1,
                                                 call.blocks - 1, uint64_t{plan.rounds} - 1}));
     reserve_scratch(call);
-    call.traffic = {bytes, !plan.copies_only && is_in_place(call)};
+    call.traffic = {bytes, call.staged_bytes, !plan.copies_only && is_in_place(call)};
 }
 
 void Executor::reserve_scratch(const Execution& call) {
@@ -257,7 +259,7 @@ bool Executor::run_step(Wait& wait) {
     const Plan& plan = *call.plan;
     if (call.record == 0) {
         call.block = call.step;  // the block that starts in this step
-        if (is_large(call)) choose_stores(call);
+        choose_stores(call);
         if (call.step < call.blocks && plan.slots[plan.rank] > 0 && !reuse_slots(wait))
             return false;
     }
@@ -299,10 +301,8 @@ bool Executor::run_record(Wait& wait, const Record* record) {
 
 void Executor::choose_stores(Execution& call) noexcept {
     const auto& here = view_.here();
-    // Measures the distance to one peer in each block. The peers take turns, also in calls of one
-    // block: a peer on this core tells nothing.
-    if (here.size() > 1 && StoreRule::needs_distance(call.policy, call.traffic)) {
-        const uint64_t step = 1 + (call.seq + call.block) % (here.size() - 1);
+    if (call.measures_distance) {
+        const uint64_t step = StoreRule::measured_step(call.seq, call.block, here.size());
         const uint32_t peer = here[(view_.place(members_.rank()) + step) % here.size()];
         distance_.measure(peer, view_.control(peer));
     }
@@ -314,7 +314,7 @@ void Executor::post(Execution& call, uint32_t value) {
     const uint64_t progress = base_ + value;
     own_.progress.store(progress, std::memory_order_release);
     ring(own_.doorbell, fence());
-    if (is_large(call)) Distance::publish(own_, progress);
+    if (call.measures_distance) Distance::publish(own_, progress);
     if (remote_slots_) send_slots(call, value);
 }
 

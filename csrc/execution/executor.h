@@ -85,6 +85,7 @@ struct Execution {
 
     Traffic traffic{};
     Stores stores;  // kinds of store instructions (cached or streaming) for the current block
+    bool measures_distance = false;  // to the peers' cores
 
     uint64_t seq = 0;                // Number of the call; 0: not started.
     StagingRing* staging = nullptr;  // Staging buffers of the slots.
@@ -190,8 +191,7 @@ class Executor {
                                          : kernels::Store::cached;
     }
 
-    // Returns true if the blocks are so large that the choice between cached and streaming stores
-    // matters.
+    // Returns true if a transfer between hosts takes so long that the wait for it sleeps early.
     [[nodiscard]] bool is_large(const Execution& call) const noexcept {
         return call.staged_bytes > kLeastLargeBytes || call.args.in_heaps;
     }

@@ -30,8 +30,8 @@ inline void relax() noexcept {
 }
 
 // The number of polls before a rank sleeps. Measured: with more ranks than cores, spinning is
-// harmful, in proportion to its length, unless it is very short (executor_waits.cc). With a core for each rank, 2000 pauses take about 55 us, as
-// long as one wake-up.
+// harmful, in proportion to its length, unless it is very short (executor_waits.cc). With a core
+// for each rank, 2000 pauses take about 55 us, as long as one wake-up.
 struct SpinPolicy {
     int pauses;
     int yields;

@@ -216,7 +216,7 @@ void Window::check_access(uint32_t rank, uint64_t at, uint64_t bytes, const char
 }
 
 kernels::Store Window::store_for(uint64_t bytes) const noexcept {
-    return stores_.choose(StorePolicy::adaptive, {bytes, false}, false).out;
+    return stores_.choose(StorePolicy::adaptive, {.bytes = bytes}, false).out;
 }
 
 // An interrupted call does not fail the group, so its arrays stay shared.

@@ -116,7 +116,8 @@ void check_evenness(Report& report) {
             fewest = std::min(fewest, ranks_on(core));
             most = std::max(most, ranks_on(core));
         }
-        for (size_t place = 0; place < cores.size(); ++place) moved += cores[place] != before[place];
+        for (size_t place = 0; place < cores.size(); ++place)
+            moved += cores[place] != before[place];
         report.check(moves >= 0 && most - fewest <= 1, "ranks occupy the cores evenly");
         report.check(moved == moves, "no rank moves twice");
     }

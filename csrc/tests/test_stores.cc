@@ -1,5 +1,8 @@
 // Tests of the choice of stores: the rule, and the measurements that indicate that the peers of a
 // rank run on far cores.
+#include <algorithm>
+#include <vector>
+
 #include "execution/store_policy.h"
 #include "tests/world.h"
 
@@ -19,8 +22,9 @@ bool is(const Stores& stores, bool slot_streams, bool out_streams) {
 
 void check_rule(Report& report) {
     const StoreRule rule(2, kCache, false), meshed(2, kCache, true);
-    const Traffic small{4096, false}, middle{1 << 20, false};
-    const Traffic large{64 << 20, false}, in_place{64 << 20, true};
+    const Traffic small{1024, 1024, false}, middle{1 << 20, 4096, false};
+    const Traffic large{64 << 20, 1 << 20, false}, in_place{64 << 20, 1 << 20, true};
+    const Traffic unstaged{64 << 20, 128, false};  // the slots hold addresses
     const auto near = [](const StoreRule& rule, const Traffic& traffic) {
         return rule.choose(StorePolicy::adaptive, traffic, false);
     };
@@ -38,8 +42,29 @@ void check_rule(Report& report) {
     report.check(is(near(rule, in_place), false, false), "in-place output stays in the cache");
     report.check(is(far(rule, in_place), true, false),
                  "in-place output stays in the cache with far peers, too");
+    report.check(is(far(rule, unstaged), false, true), "slots of addresses stay in the caches");
     report.check(is(rule.choose(StorePolicy::cached, large, true), false, false), "cached");
     report.check(is(rule.choose(StorePolicy::streaming, middle, false), true, false), "streaming");
+}
+
+// Counts the measurements of each peer in calls of one block.
+void check_turns(Report& report) {
+    const Traffic few{4096, 4096}, many{1 << 20, 1 << 18}, addresses{1 << 20, 128};
+    for (uint64_t ranks = 2; ranks <= 9; ++ranks) {
+        std::vector<int> of_few(ranks), of_many(ranks);
+        for (uint64_t seq = 1; seq <= 1000; ++seq) {
+            const uint64_t step = StoreRule::measured_step(seq, 0, ranks);
+            of_few.at(step) += StoreRule::needs_distance(StorePolicy::adaptive, few, seq);
+            of_many.at(step) += StoreRule::needs_distance(StorePolicy::adaptive, many, seq);
+        }
+        const auto least = [](const std::vector<int>& times) {
+            return *std::min_element(times.begin() + 1, times.end());
+        };
+        report.check(least(of_few) > 10 && least(of_many) > 100, "every peer has its turn");
+    }
+    report.check(!StoreRule::needs_distance(StorePolicy::adaptive, addresses, 8) &&
+                     !StoreRule::needs_distance(StorePolicy::cached, many, 8),
+                 "calls that cannot stream do not measure");
 }
 
 void check_distance(Report& report) {
@@ -73,6 +98,7 @@ void check_beacon(Report& report) {
 int main() {
     Report report;
     check_rule(report);
+    check_turns(report);
     check_distance(report);
     check_beacon(report);
     return report.finish();
