@@ -6,8 +6,9 @@ for each read, and a wait for the readers at the end.
 
 The limits were measured (`benchmarks/single_copy.py`) on a CPU whose cores pass modified cache
 lines slowly (`native.meshed_cores`). On a CPU whose cores read each other's caches as fast as their
-own, single copy pays only if many ranks share a core. In that case, written data has left the cache
-when the reader runs (`all_to_all` of 64 MiB, 8 ranks on 2 cores: 30 ms instead of 39 to 70).
+own, single copy pays only if ranks share a core. In that case, written data has left the cache when
+the reader runs. An `all_to_all` of 64 MiB takes 30 ms instead of 39 to 70 with 8 ranks on 2 cores;
+with 4 ranks, it takes 11 instead of 15 if the cores are far apart, and 15.5 in both cases if not.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _LEAST_BYTES = 32 << 10
 _MOST_CROWDED_BYTES = 4 << 20
 """Longest part in bytes that still fits in the caches, with more ranks than cores."""
 _BLOCK_BYTES, _CROWDED_BLOCK_BYTES = 256 << 10, 4 << 20
-_RANKS_OF_A_CORE, _LEAST_SHARED_BYTES = 4, 2 << 20
+_RANKS_OF_A_CORE, _LEAST_SHARED_BYTES = 2, 2 << 20
 """Minimum ranks per core and minimum bytes per part for single copy, on CPUs with fast shared
 caches.
 """
@@ -54,9 +55,9 @@ def single_copy_for(ranks: int, *, cores: int, wanted: SingleCopy) -> SingleCopy
 
     On a CPU whose cores pass modified cache lines slowly, pass ALWAYS instead of AUTO.
 
-    >>> single_copy_for(4, cores=2, wanted=SingleCopy.AUTO) == NO_SINGLE_COPY
+    >>> single_copy_for(3, cores=2, wanted=SingleCopy.AUTO) == NO_SINGLE_COPY
     True
-    >>> crowd = single_copy_for(8, cores=2, wanted=SingleCopy.AUTO)
+    >>> crowd = single_copy_for(4, cores=2, wanted=SingleCopy.AUTO)
     >>> crowd.serves(Op.ALL_TO_ALL, 1 << 20), crowd.serves(Op.ALL_TO_ALL, 8 << 20)
     (False, True)
     """
