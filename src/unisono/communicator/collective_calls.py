@@ -20,6 +20,7 @@ from unisono.communicator.arrays import (
 )
 from unisono.communicator.call_cache import CallRequest, parse_reduction
 from unisono.communicator.collective_memory import (
+    Pieces,
     assigning,
     copied_where_overlapping,
     lengths_of,
@@ -287,7 +288,10 @@ def all_to_all(
         lengths = lengths_of(sources, engine.size, "x")
         if targets[0].located[1] != sources[0].located[1]:
             raise ValueError(f"all_to_all: x has {text_of(sources[0])}, out {text_of(targets[0])}")
-    return all_to_all_between(engine, sources, targets, out, algorithm, lengths, lengths_from)
+    return all_to_all_between(
+        engine, Pieces.of(sources, engine.size), Pieces.of(targets, engine.size), out, algorithm,
+        lengths, lengths_from,
+    )  # fmt: skip
 
 
 def both_sides(
@@ -303,31 +307,24 @@ def both_sides(
 
 def all_to_all_between(
     engine: Engine,
-    sources: list[Staged],
-    targets: list[Staged],
-    out: Array | Sequence[Array],
+    source: Pieces,
+    target: Pieces,
+    out: Array | Sequence[Array] | None,
     algorithm: str | Schedule | None,
     lengths: tuple[int, ...],
     lengths_from: LengthsFrom = LengthsFrom.NONE,
 ) -> Call:
-    """Makes an all_to_all from memory that `both_sides` has prepared."""
-    if len(set(lengths)) == 1:  # all pieces have one length, so one length per rank is enough
+    """Makes an all_to_all from arrays that `both_sides` has prepared."""
+    even = len(set(lengths)) == 1
+    if even:  # all pieces have one length, so one length per rank is enough
         lengths = lengths[: engine.size]
-    request = _request(
-        engine, Op.ALL_TO_ALL, sources[0], lengths, "sum", -1, algorithm, lengths_from
-    )
+    first = source.staged[0]
+    request = _request(engine, Op.ALL_TO_ALL, first, lengths, "sum", -1, algorithm, lengths_from)
     call = engine.call_cache.call(request)
-    if len(sources) == 1 and len(targets) == 1:
-        engine.remember_quick(Op.ALL_TO_ALL, sources[0], targets[0], "sum", -1, algorithm, call)
-    return Call(
-        call,
-        memory_of(sources, engine.size),
-        memory_of(targets, engine.size),
-        out,
-        (sources, targets),
-        request,
-        restoring(targets),
-    )
+    if even and len(source.staged) == 1 and len(target.staged) == 1:
+        engine.remember_quick(Op.ALL_TO_ALL, first, target.staged[0], "sum", -1, algorithm, call)
+    keep, complete = (source.staged, target.staged), restoring(target.staged)
+    return Call(call, source.memory, target.memory, out, keep, request, complete)
 
 
 def _require_even(engine: Engine, op: Op, pieces: list[Staged], name: str) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,6 +34,26 @@ def memory_of(staged: list[Staged], ranks: int) -> Memory:
     if len(staged) == 1:
         return _shares(staged[0].located, ranks)
     return [piece.located[:2] for piece in staged]
+
+
+class Pieces(NamedTuple):
+    """One piece of memory for each rank, and the arrays that contain these pieces."""
+
+    staged: list[Staged]
+    memory: Memory
+
+    @classmethod
+    def of(cls, staged: list[Staged], ranks: int) -> Pieces:
+        """Returns equal shares of one array, or the arrays of a list."""
+        return cls(staged, memory_of(staged, ranks))
+
+    @classmethod
+    def consecutive(cls, staged: list[Staged], lengths: Sequence[int]) -> Pieces:
+        """Returns consecutive pieces of one array, of `lengths` bytes, or the arrays of a list."""
+        if len(staged) > 1 or len(lengths) == 1:
+            return cls.of(staged, len(lengths))
+        starts = itertools.accumulate(lengths, initial=staged[0].located[0])
+        return cls(staged, list(zip(starts, lengths, strict=False)))
 
 
 def _shares(located: Located, ranks: int) -> Memory:
@@ -64,9 +86,10 @@ def copied_where_overlapping(sources: list[Staged], targets: list[Staged]) -> li
     """Returns `sources`, or copies if the results would overwrite the sources before they are
     sent.
     """
-    if not overlap(_extent(sources), _extent(targets)) or not any(
-        overlap(s.located, t.located) for s in sources for t in targets
-    ):
+    several = len(sources) + len(targets) > 2
+    if several and not overlap(_extent(sources), _extent(targets)):
+        return sources
+    if not any(overlap(s.located, t.located) for s in sources for t in targets):
         return sources
     return [stage(duplicate(source.array), writable=False) for source in sources]
 

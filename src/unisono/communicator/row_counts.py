@@ -117,8 +117,20 @@ class RowBuffer(NamedTuple):
         return self.out if known else DeferredResult()
 
     def arrays(self, x: Array, have: Rows, counts: list[int]) -> tuple[list[Array], Any]:
-        """Returns one array of `counts[r]` rows for each rank r, and the result of the call."""
+        """Returns one array of `counts[r]` rows for each rank r, and the result of the call. Raises
+        the errors of `require`.
+        """
         self.require(have, counts)
+        out, result = self.prepared(x, have, counts)
+        if isinstance(out, list):
+            return out, result
+        pieces = result if self.pieces else split(out, counts)
+        return pieces, result
+
+    def prepared(self, x: Array, have: Rows, counts: list[int]) -> tuple[Array | list[Array], Any]:
+        """Returns an array for the rows of all ranks, or a list of one array per rank, and the
+        result of the call. The caller has checked the counts by `require`.
+        """
         if self._listed:
             return list(self.out or ()), self.out
         out = self.out
@@ -128,8 +140,7 @@ class RowBuffer(NamedTuple):
                     f"counts: {sum(counts)} rows of {have.nbytes} bytes exceed any memory"
                 )
             out = empty_like(x, (sum(counts), *have.shape))
-        pieces = split(out, counts)
-        return pieces, (pieces if self.pieces else out)
+        return out, (split(out, counts) if self.pieces else out)
 
 
 def require_alike(array: Array, have: Rows, what: str, other: str = "x") -> Rows:

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from unisono.communicator import collective_calls, python_reductions
-from unisono.communicator.arrays import Array, Staged
-from unisono.communicator.collective_memory import memory_of
+from unisono.communicator.arrays import Array
+from unisono.communicator.collective_memory import Pieces
 from unisono.communicator.count_exchange import ExchangedCounts, with_exchanged_counts
 from unisono.communicator.engine import Call, DeferredResult, Engine, LaterUse
 from unisono.communicator.python_reductions import AnyReduction
@@ -41,22 +41,21 @@ def all_to_all_of_lists(
         raise ValueError(
             "all_to_all needs out if x is a list, since its lengths depend on the peers"
         )
-    sources, targets = collective_calls.both_sides(engine, x, out)
-    size_bytes = sources[0].dtype.size_bytes
+    read, written = collective_calls.both_sides(engine, x, out)
+    source, target = Pieces.of(read, engine.size), Pieces.of(written, engine.size)
+    size_bytes = read[0].dtype.size_bytes
 
-    def counts(side: list[Staged]) -> list[int]:
-        return [nbytes // size_bytes for _, nbytes in memory_of(side, engine.size)]
+    def counts(side: Pieces) -> list[int]:
+        return [nbytes // size_bytes for _, nbytes in side.memory]
 
     def proceed(sent: Table) -> Call:
         lengths = tuple((sent * size_bytes).ravel().tolist())
-        return collective_calls.all_to_all_between(
-            engine, sources, targets, out, algorithm, lengths
-        )
+        return collective_calls.all_to_all_between(engine, source, target, out, algorithm, lengths)
 
-    element = Rows(count=1, shape=(), nbytes=size_bytes, dtype=sources[0].dtype)
+    element = Rows(count=1, shape=(), nbytes=size_bytes, dtype=read[0].dtype)
     own_counts = ExchangedCounts(
-        counts(sources),
-        counts(targets),
+        counts(source),
+        counts(target),
         to_send_name="x[{}]" if isinstance(x, (list, tuple)) else "x",
         to_receive_name="out[{}]" if isinstance(out, (list, tuple)) else "out",
     )
@@ -83,22 +82,27 @@ def all_to_all_rows(
         buffer.require(have, to_receive)
 
     def proceed(sent: Table) -> Call:
-        source = LengthsFrom.NONE if table is None else LengthsFrom.SEND_COUNTS
+        origin = LengthsFrom.NONE if table is None else LengthsFrom.SEND_COUNTS
         comes = sent[:, engine.rank].tolist()
         if to_receive not in (None, comes):
             raise ValueError(f"recv_counts: expected {comes}, as send_counts say, not {to_receive}")
-        targets, result = buffer.arrays(x, have, comes)
+        if to_receive is None:
+            buffer.require(have, comes)
+        out, result = buffer.prepared(x, have, comes)
+        read, written = collective_calls.both_sides(engine, x, out)
+        source = Pieces.consecutive(read, [count * have.nbytes for count in to_send])
+        target = Pieces.consecutive(written, [count * have.nbytes for count in comes])
         lengths = tuple((sent * have.nbytes).ravel().tolist())
-        pieces = split(x, to_send)
-        call = collective_calls.all_to_all(engine, pieces, targets, algorithm, lengths, source)
-        return call._replace(result=result)
+        return collective_calls.all_to_all_between(
+            engine, source, target, result, algorithm, lengths, origin
+        )
 
     if table is not None:
         return proceed(table)
     own_counts = ExchangedCounts(
         to_send,
         to_receive or buffer.to_receive(have, engine.size),
-        capacity=buffer.capacity(have),
+        capacity=ANY if to_receive else buffer.capacity(have),
         to_send_name="send_counts[{}]",
         to_receive_name="recv_counts[{}]" if to_receive else "out[{}]",
     )

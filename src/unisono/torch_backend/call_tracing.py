@@ -22,6 +22,7 @@ _TENSORS = {
     "all_gather": ((0,), (1,)),
     "reduce_scatter": ((0,), (1,)),
     "all_to_all": ((0,), (1,)),
+    "all_to_all_v": ((0,), (3,)),
     "gather": ((0,), (1,)),
     "scatter": ((0,), (1,)),
     "barrier": ((), ()),

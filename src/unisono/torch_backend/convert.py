@@ -113,16 +113,25 @@ def movable_list(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     return [as_bytes(tensor) for tensor in tensors]
 
 
-def split_rows(tensor: torch.Tensor, sizes: list[int], ranks: int) -> list[torch.Tensor]:
-    """Returns views of consecutive rows of `tensor`, one per rank. View r has `sizes[r]` rows; if
-    `sizes` is empty, all views are equally long.
+def split_sizes(tensor: torch.Tensor, sizes: list[int], ranks: int) -> list[int]:
+    """Returns the number of rows of each rank's share of `tensor`: `sizes`, or equal shares if
+    `sizes` is empty. Raises `ValueError` unless the sizes add up to the rows of the tensor.
     """
     rows = tensor.size(0)
     if not sizes:
         share, rest = divmod(rows, ranks)
         if rest:
             raise ValueError(f"expected a multiple of {ranks} rows, one share per rank, not {rows}")
-        sizes = [share] * ranks
-    if len(sizes) != ranks or sum(sizes) != rows:
+        return [share] * ranks
+    if len(sizes) != ranks or sum(sizes) != rows or min(sizes) < 0:
         raise ValueError(f"expected {ranks} split sizes with the sum {rows}, not {sizes}")
-    return list(torch.split(tensor, sizes))
+    return list(sizes)
+
+
+def elements_of(tensor: torch.Tensor, sizes: list[int]) -> list[int]:
+    """Returns the number of elements of each share of a tensor that has `sizes` rows for the
+    ranks.
+    """
+    rows = sum(sizes)
+    width = tensor.numel() // rows if rows else 0
+    return [size * width for size in sizes]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -9,7 +10,13 @@ from typing import Any
 import torch
 
 from unisono.errors import UnsupportedError
-from unisono.torch_backend.convert import CallOptions, movable, movable_list, split_rows
+from unisono.torch_backend.convert import (
+    CallOptions,
+    elements_of,
+    movable,
+    movable_list,
+    split_sizes,
+)
 from unisono.torch_backend.group_base import GroupBase
 from unisono.torch_backend.pending_work import DONE
 from unisono.torch_backend.private import WorkBase, hide_from_dynamo
@@ -166,11 +173,21 @@ class DataMovement(GroupBase):
         """
         source, target = movable(input), movable(output)
         if not (output_split_sizes or input_split_sizes):
-            return self._all_to_all(target, source, [input], [output], opts, timeout)
+            call = partial(self._comm.all_to_all, source, target)
+            return self._all_to_all(call, [input], [output], opts, timeout)
         ranks = self.communicator.size
-        sources = movable_list(split_rows(input, input_split_sizes, ranks))
-        targets = movable_list(split_rows(output, output_split_sizes, ranks))
-        return self._all_to_all(targets, sources, [input], [output], opts, timeout)
+        sends = split_sizes(input, input_split_sizes, ranks)
+        receives = split_sizes(output, output_split_sizes, ranks)
+        if source.is_contiguous() and target.is_contiguous():
+            # Elements instead of rows, because input and output may have rows of different widths.
+            sends, receives = elements_of(source, sends), elements_of(target, receives)
+            source, target = source.view(-1), target.view(-1)
+            call = partial(self._comm.all_to_all_v, source, sends, receives, target)
+        else:
+            sources = movable_list(list(torch.split(input, sends)))
+            targets = movable_list(list(torch.split(output, receives)))
+            call = partial(self._comm.all_to_all, sources, targets)
+        return self._all_to_all(call, [input], [output], opts, timeout)
 
     def alltoall(
         self,
@@ -180,8 +197,8 @@ class DataMovement(GroupBase):
         timeout: timedelta | None = None,
     ) -> WorkBase:
         """Sends one tensor to every rank and receives one from every rank; lengths may differ."""
-        targets, sources = movable_list(outputs), movable_list(inputs)
-        return self._all_to_all(targets, sources, inputs, outputs, opts, timeout)
+        call = partial(self._comm.all_to_all, movable_list(inputs), movable_list(outputs))
+        return self._all_to_all(call, inputs, outputs, opts, timeout)
 
     def send(self, tensors: list[torch.Tensor], rank: int, tag: int = 0) -> WorkBase:
         """Begins a send of a tensor to a rank of the group."""
@@ -206,8 +223,7 @@ class DataMovement(GroupBase):
     @reports_refusals
     def _all_to_all(
         self,
-        target: Any,
-        source: Any,
+        call: Callable[..., Any],
         read: list[torch.Tensor],
         results: list[torch.Tensor],
         opts: Any,
@@ -215,11 +231,10 @@ class DataMovement(GroupBase):
     ) -> WorkBase:
         if timeout is not None or isinstance(opts, timedelta):
             with self._within(opts if timeout is None else timeout):
-                return self._all_to_all(target, source, read, results, None, None)
+                return self._all_to_all(call, read, results, None, None)
         self._begin()
         later = opts is None or opts.asyncOp
-        issue = partial(self._comm.all_to_all, source, target, async_op=later)
-        handle = self._as_one("all_to_all", read, issue)
+        handle = self._as_one("all_to_all", read, partial(call, async_op=later))
         return self._pending(handle, results) if later else DONE
 
     # Names in older torch versions and in code for those versions.

@@ -79,6 +79,21 @@ class DeviceCommunicator:
             Op.ALL_TO_ALL, source, target, async_op, sources=self.size, targets=self.size
         )
 
+    def all_to_all_v(
+        self,
+        source: torch.Tensor,
+        send_counts: list[int],
+        recv_counts: list[int],
+        target: torch.Tensor,
+        *,
+        async_op: bool = False,
+    ) -> Any:
+        """Sends the first `send_counts[0]` elements of a flat tensor to rank 0, the next to rank 1,
+        and so on, and receives `recv_counts[r]` elements from each rank r.
+        """
+        sources, targets = torch.split(source, send_counts), torch.split(target, recv_counts)
+        return self.all_to_all(list(sources), list(targets), async_op=async_op)
+
     def gather(self, source: Any, target: Any, root: int, *, async_op: bool = False) -> Any:
         """Gathers every rank's tensor at the root."""
         return self._move(Op.GATHER, source, target, async_op, targets=self.size, root=root)
