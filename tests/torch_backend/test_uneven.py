@@ -119,6 +119,65 @@ def own_all_to_all_where_a_rank_disagrees_with_itself(world):
     require_mismatch(group, lambda: dist.all_to_all(outputs, pieces(2, 2, 2), group=group))
 
 
+def own_split_sizes_of_two_ranks_disagree(world):
+    for is_async in (False, True):
+        group = dist.new_group()
+        dist.barrier(group)
+        takes = [1, 2, 1] if world.rank == 2 else [1, 1, 1]
+
+        def call(group=group, takes=takes, is_async=is_async):
+            received = torch.empty(sum(takes), 4)
+            work = dist.all_to_all_single(
+                received, torch.ones(3, 4), takes, [1, 1, 1], group=group, async_op=is_async
+            )
+            if work is not None:
+                work.wait()
+
+        require_mismatch(group, call)
+
+
+def shares(world, sender):
+    """Returns the rows that `sender` sends to each rank."""
+    return [(sender + 2 * rank) % 4 for rank in range(world.size)]
+
+
+def sent(sender, receiver, rows, dtype):
+    values = 100 * sender + 10 * receiver + torch.arange(rows * 4).reshape(rows, 4)
+    return values.to(dtype)
+
+
+def own_all_to_all_of_any_form_on_any_rank(world):
+    """Each rank passes its tensors in another form: strided, with rows of another width, or
+    with gradients.
+    """
+    rank, ranks = world.rank, world.size
+    for dtype in (torch.float32, torch.int64, torch.uint16, torch.bool):
+        for turn in range(ranks):
+            sizes, takes = shares(world, rank), [shares(world, r)[rank] for r in range(ranks)]
+            parts = [sent(rank, r, sizes[r], dtype) for r in range(ranks)]
+            given, found = torch.cat(parts), torch.zeros(sum(takes), 4).to(dtype)
+            form = (rank + turn) % ranks
+            if form == 1:  # rows of another width
+                found, takes = found.view(-1), [4 * rows for rows in takes]
+            if form == 2 and dtype is not torch.uint16:  # strided
+                given = given.t().contiguous().t()
+                found = torch.zeros(4, sum(takes)).to(dtype).t()
+            if dtype is torch.float32:
+                given.requires_grad_()
+            dist.all_to_all_single(found, given, takes, sizes)
+            expected = [sent(r, rank, shares(world, r)[rank], dtype) for r in range(ranks)]
+            assert torch.equal(found.reshape(-1), torch.cat(expected).reshape(-1))
+
+
+def own_all_to_all_within_one_tensor(world):
+    rank, ranks = world.rank, world.size
+    parts = [sent(rank, r, rank + r, torch.float32) for r in range(ranks)]
+    tensor, sizes = torch.cat(parts), [rank + r for r in range(ranks)]
+    dist.all_to_all_single(tensor, tensor, sizes, sizes)
+    expected = torch.cat([sent(r, rank, rank + r, torch.float32) for r in range(ranks)])
+    assert torch.equal(tensor, expected)
+
+
 def own_all_to_all_where_one_rank_calls_something_else(world):
     group = dist.new_group()
     dist.barrier(group)
