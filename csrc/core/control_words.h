@@ -54,6 +54,7 @@ struct alignas(2 * kLine) RankControl {
     // a peer learns if the rank has entered the call, and if both ranks make the same call.
     std::atomic<uint64_t> header{0};
     std::atomic<uint64_t> progress{0};
+    std::atomic<int32_t> core{-1};  // on which this rank was lately; see core_sharing.h
 
     alignas(2 * kLine) Doorbell doorbell;  // Rung when header or progress changes.
     Doorbell p2p;  // Rung when a message to or from this rank makes progress.
@@ -70,11 +71,10 @@ struct alignas(2 * kLine) RankControl {
     // The message that the rank waits for; see call.h. Every wait writes this word. It has its own
     // cache line because peers read the words above with every message.
     alignas(2 * kLine) std::atomic<uint64_t> awaited_message{0};
-    std::atomic<int32_t> core{-1};  // on which this rank was lately; see core_sharing.h
 
     // The beacon: the CPU core on which this rank last published its progress, and the published
-    // value; see store_policy.h. Each rank writes its beacon with every post of a large message.
-    // Peers read it once a block.
+    // value; see store_policy.h. In calls that measure the distance, each rank writes its beacon
+    // with every post, and reads one peer's beacon in every block.
     alignas(2 * kLine) std::atomic<uint64_t> beacon{0};
 
     alignas(2 * kLine) CallRecord calls[kCallHistory];

@@ -15,18 +15,21 @@ constexpr std::chrono::milliseconds kBetweenMoves{2};
 }  // namespace
 
 int emptier_core(std::span<const int> cores, size_t place, std::span<const int> usable) {
-    const auto ranks_on = [&](int core) { return std::count(cores.begin(), cores.end(), core); };
+    const auto ranks_on = [&](int core) {
+        return core < 0 ? 0 : std::count(cores.begin(), cores.end(), core);
+    };
     const auto is_emptier = [&](int a, int b) { return ranks_on(a) < ranks_on(b); };
     const int own = cores[place];
     const auto last = std::find(cores.rbegin(), cores.rend(), own);
     const auto full = std::max_element(cores.begin(), cores.end(), is_emptier);
     const auto empty = std::min_element(usable.begin(), usable.end(), is_emptier);
-    if (empty == usable.end() || *full != own || last.base() - cores.begin() != place + 1)
+    if (own < 0 || empty == usable.end() || *full != own ||
+        last.base() - cores.begin() != place + 1)
         return -1;
     return ranks_on(*empty) + 1 < ranks_on(own) ? *empty : -1;
 }
 
-bool CoreSharing::is_time() noexcept {
+bool CoreSharing::takes_turn() noexcept {
     const auto now = std::chrono::steady_clock::now();
     if (now - tried_ < kBetweenMoves) return false;
     tried_ = now;
@@ -36,12 +39,12 @@ bool CoreSharing::is_time() noexcept {
 void CoreSharing::leave(const RankControl& peer) noexcept {
     const int core = ::sched_getcpu();
     publish(core);
-    if (core < 0 || peer.core.load(std::memory_order_relaxed) != core || !is_time()) return;
+    if (core < 0 || peer.core.load(std::memory_order_relaxed) != core || !takes_turn()) return;
     if (leave_core(core)) publish(::sched_getcpu());
 }
 
 void CoreSharing::even_out(const View& view) {
-    if (!is_time()) return;
+    if (!takes_turn()) return;
     publish(::sched_getcpu());
     std::vector<int> cores;
     for (const uint32_t rank : view.here())

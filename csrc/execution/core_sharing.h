@@ -23,8 +23,8 @@
 namespace unisono {
 
 // Returns the core to which the rank at `place` should move, or -1 if it should stay. `cores` are
-// the cores of a host's ranks, and `usable` are the cores that the rank may use. Only one rank
-// moves at a time: the last one on the fullest core.
+// the cores of a host's ranks (negative: unknown), and `usable` are the cores that the rank may
+// use. Only one rank moves at a time: the last one on the fullest core.
 [[nodiscard]] int emptier_core(std::span<const int> cores, size_t place,
                                std::span<const int> usable);
 
@@ -51,8 +51,8 @@ class CoreSharing {
     static constexpr uint32_t kCallsBetween = 4;
     static constexpr uint64_t kManyBytes = 32 << 10;
 
-    // Returns true at most once every 2 ms, because a move costs some microseconds.
-    [[nodiscard]] bool is_time() noexcept;
+    // Takes a turn to move, at most once every 2 ms, because a move costs some microseconds.
+    [[nodiscard]] bool takes_turn() noexcept;
     void publish(int core) noexcept {
         if (own_.core.load(std::memory_order_relaxed) != core)
             own_.core.store(core, std::memory_order_relaxed);

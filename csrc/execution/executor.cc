@@ -76,8 +76,9 @@ void Executor::begin(Execution& call) {
         throw;
     }
     call.seq = next_number();
-    call.measures_distance =
-        view_.here().size() > 1 && StoreRule::needs_distance(call.policy, call.traffic, call.seq);
+    call.measures_distance = view_.here().size() > 1 &&
+                             stores_.needs_distance(call.policy, call.traffic) &&
+                             distance_turns_.take(call.slot_bytes);
     call.staging->begin(call.staged_bytes, call.lead, call.blocks);
     call_check_.enter(call.seq, call.args, call.hash);
     core_sharing_.enter(call.longest_bytes);
@@ -154,7 +155,7 @@ void Executor::prepare(Execution& call) {
     call.lead = static_cast<uint32_t>(std::min({uint64_t{call.lead}, call.staging->depth() - 1,
                                                 call.blocks - 1, uint64_t{plan.rounds} - 1}));
     reserve_scratch(call);
-    call.traffic = {bytes, call.staged_bytes, !plan.copies_only && is_in_place(call)};
+    call.traffic = {bytes, call.slot_bytes, !plan.copies_only && is_in_place(call)};
 }
 
 void Executor::reserve_scratch(const Execution& call) {
@@ -302,7 +303,7 @@ bool Executor::run_record(Wait& wait, const Record* record) {
 void Executor::choose_stores(Execution& call) noexcept {
     const auto& here = view_.here();
     if (call.measures_distance) {
-        const uint64_t step = StoreRule::measured_step(call.seq, call.block, here.size());
+        const uint64_t step = distance_turns_.step(call.block, here.size());
         const uint32_t peer = here[(view_.place(members_.rank()) + step) % here.size()];
         distance_.measure(peer, view_.control(peer));
     }

@@ -208,6 +208,7 @@ class Executor {
     Waiter waiter_, remote_waiter_, small_remote_waiter_;
     StoreRule stores_;
     Distance distance_;
+    DistanceTurns distance_turns_;
     RankControl& own_;
     CoreSharing core_sharing_;
     std::atomic<uint64_t> calls_{0};  // Other threads may read it.

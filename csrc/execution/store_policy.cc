@@ -51,11 +51,11 @@ void Distance::learn(std::chrono::nanoseconds took) noexcept {
 // overwritten lines. But a reduction in place has just read those lines, so the cache still has
 // them.
 Stores StoreRule::choose(StorePolicy policy, const Traffic& traffic, bool far) const noexcept {
-    const bool large = traffic.staged_bytes >= kLeastStreamed;
+    const bool large_slots = traffic.slot_bytes >= kLeastSlot;
     if (policy == StorePolicy::cached) return {};
-    if (policy == StorePolicy::streaming) return {.slot = streaming_if(large)};
-    const bool spills = ranks_ * traffic.bytes >= cache_bytes_ / 2;
-    return {.slot = streaming_if(large && far && !meshed_),
+    if (policy == StorePolicy::streaming) return {.slot = streaming_if(large_slots)};
+    const bool spills = traffic.bytes >= kLeastOutput && ranks_ * traffic.bytes >= cache_bytes_ / 2;
+    return {.slot = streaming_if(large_slots && far && !meshed_),
             .out = streaming_if(spills && !traffic.folds_in_place)};
 }
 

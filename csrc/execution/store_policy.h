@@ -45,41 +45,52 @@ class Distance {
 // The properties of a call that the choice depends on, besides the distance.
 struct Traffic {
     uint64_t bytes = 0;           // Bytes of the caller's input or output, whichever is larger.
-    uint64_t staged_bytes = 0;    // Bytes of a block's slots.
+    uint64_t slot_bytes = 0;      // Bytes of each slot. Equal on all ranks.
     bool folds_in_place = false;  // The result overwrites this rank's own contribution.
 };
 
 class StoreRule {
   public:
-    // Returns true if the ranks measure the distance in a call with this number: in each call of
-    // many bytes, and in some of the others, because a measurement takes a tenth of their time.
-    [[nodiscard]] static bool needs_distance(StorePolicy policy, const Traffic& traffic,
-                                             uint64_t seq) noexcept {
-        return policy == StorePolicy::adaptive && traffic.staged_bytes >= kLeastStreamed &&
-               (traffic.bytes >= kManyBytes || seq % kCallsBetween == 0);
-    }
-    // Returns the number of places from a rank to the peer that it measures in a block. The peers
-    // take turns, because a peer on the rank's own core tells nothing.
-    [[nodiscard]] static uint64_t measured_step(uint64_t seq, uint64_t block,
-                                                uint64_t ranks) noexcept {
-        return 1 + (seq / kCallsBetween + block) % (ranks - 1);
-    }
     // `meshed`: a far core does not read slots faster from memory than from the writer's cache.
     explicit StoreRule(uint32_t ranks, uint64_t cache_bytes = last_level_cache_bytes(),
                        bool meshed = meshed_cores()) noexcept
         : ranks_(ranks), cache_bytes_(cache_bytes), meshed_(meshed) {}
+    // Returns true if the choice depends on the distance.
+    [[nodiscard]] bool needs_distance(StorePolicy policy, const Traffic& traffic) const noexcept {
+        return policy == StorePolicy::adaptive && !meshed_ && traffic.slot_bytes >= kLeastSlot;
+    }
     [[nodiscard]] Stores choose(StorePolicy policy, const Traffic& traffic,
                                 bool far) const noexcept;
 
   private:
-    // Minimum bytes of slots for streaming stores. With far cores, an all_reduce of 16 KiB on two
+    // Minimum bytes of a slot for streaming stores. With far cores, an all_reduce of 16 KiB on two
     // ranks takes 3.4 us with them and 10 us without. They gain nothing in smaller slots.
-    static constexpr uint64_t kLeastStreamed = 2 << 10;
-    static constexpr uint64_t kManyBytes = 32 << 10;
-    static constexpr uint64_t kCallsBetween = 8;
+    static constexpr uint64_t kLeastSlot = 2 << 10;
+    static constexpr uint64_t kLeastOutput = 32 << 10;
     uint64_t ranks_;
     uint64_t cache_bytes_;  // bytes of the last-level cache
     bool meshed_;
+};
+
+// Decides which calls measure the distance, and to which peer. The ranks make the same calls, so
+// they measure in the same calls.
+class DistanceTurns {
+  public:
+    // Returns true if a call that needs the distance measures it: each call with large slots, and
+    // one in 8 others, because a measurement takes a tenth of the time of a small call.
+    [[nodiscard]] bool take(uint64_t slot_bytes) noexcept {
+        return calls_++ % kCallsBetween == 0 || slot_bytes >= kLargeSlot;
+    }
+    // Returns the number of places from a rank to the peer that it measures in a block. The peers
+    // take turns, because a peer on the rank's own core tells nothing.
+    [[nodiscard]] uint64_t step(uint64_t block, uint64_t ranks) const noexcept {
+        return 1 + (calls_ / kCallsBetween + block) % (ranks - 1);
+    }
+
+  private:
+    static constexpr uint64_t kCallsBetween = 8;
+    static constexpr uint64_t kLargeSlot = 16 << 10;
+    uint64_t calls_ = 0;  // that needed the distance
 };
 
 }  // namespace unisono

@@ -102,7 +102,7 @@ class Waiter {
   public:
     Waiter(Membership& members, SpinPolicy spin_policy) noexcept
         : members_(members), spin_policy_(spin_policy) {}
-    // Returns true with more ranks than cores. A waiting rank then gives up its core at once.
+    // Returns true with more ranks than cores. A waiting rank then soon gives up its core.
     [[nodiscard]] bool oversubscribed() const noexcept { return spin_policy_.pauses == 0; }
 
     // Polls until `ready()`, with a pause after each poll. Returns false after `most` pauses.

@@ -12,6 +12,7 @@
 #include "execution/core_sharing.h"
 #include "execution/cpu_cores.h"
 #include "tests/report.h"
+#include "tests/world.h"
 
 using namespace unisono;
 using namespace unisono::test;
@@ -121,12 +122,41 @@ void check_evenness(Report& report) {
         report.check(moves >= 0 && most - fewest <= 1, "ranks occupy the cores evenly");
         report.check(moved == moves, "no rank moves twice");
     }
-    report.check(emptier_core(std::vector{0, 0, 0, -1}, 2, std::vector{0, 1}) == 1,
+    report.check(emptier_core(std::vector{-1, -1, -1, 0, 0}, 4, std::vector{0, 1}) == 1,
                  "a rank whose core is unknown occupies none");
+    report.check(emptier_core(std::vector{-1, 0, 0}, 0, std::vector{0, 1}) == -1,
+                 "a rank whose own core is unknown stays");
     report.check(emptier_core(std::vector{0, 0, 1}, 2, std::vector{0, 1}) == -1,
                  "one rank more on a core is even");
     report.check(emptier_core(std::vector{0, 0}, 1, std::vector<int>{}) == -1,
                  "a rank without a list of cores stays");
+}
+
+// Lets the last rank on a core wait: the core has three of four ranks, or two.
+void check_moves(Report& report) {
+    const std::vector<int> usable = usable_core_numbers();
+    if (usable.size() < 2) return;
+    World world(shape_of(4, 2), Mapping::one, 2);
+    View view(*world[0].segment, 2, HostRanks::one_host(4));
+    int moved = 0, stayed = 0;
+    for (int i = 0; i < kTries; ++i) {
+        for (const bool even : {false, true}) {
+            CoreSharing sharing(view.own());
+            for (uint32_t r = 0; r < 4; ++r) {
+                const bool second = r == 3 || (even && r == 0);
+                view.control(r).core.store(usable[second ? 1 : 0], std::memory_order_relaxed);
+            }
+            go_to_core(usable[0]);
+            sharing.even_out(view);
+            if (even)
+                stayed += ::sched_getcpu() == usable[0];
+            else
+                moved += ::sched_getcpu() == usable[1];
+        }
+    }
+    report.check(moved > kTries / 2, "a rank leaves the fullest core");
+    report.check(stayed > kTries / 2, "a rank stays if the cores are even");
+    report.check(usable_core_numbers() == usable, "a move leaves no restriction");
 }
 
 void check_publishing(Report& report) {
@@ -150,6 +180,7 @@ int main() {
     check_pause(report);
     check_publishing(report);
     check_evenness(report);
+    check_moves(report);
     std::thread(check_only_core, std::ref(report)).join();
     return report.finish();
 }

@@ -1,6 +1,7 @@
 // Tests of the choice of stores: the rule, and the measurements that indicate that the peers of a
 // rank run on far cores.
 #include <algorithm>
+#include <numeric>
 #include <vector>
 
 #include "execution/store_policy.h"
@@ -25,6 +26,7 @@ void check_rule(Report& report) {
     const Traffic small{1024, 1024, false}, middle{1 << 20, 4096, false};
     const Traffic large{64 << 20, 1 << 20, false}, in_place{64 << 20, 1 << 20, true};
     const Traffic unstaged{64 << 20, 128, false};  // the slots hold addresses
+    const Traffic crowd{16 << 10, 16 << 10, false};
     const auto near = [](const StoreRule& rule, const Traffic& traffic) {
         return rule.choose(StorePolicy::adaptive, traffic, false);
     };
@@ -43,28 +45,38 @@ void check_rule(Report& report) {
     report.check(is(far(rule, in_place), true, false),
                  "in-place output stays in the cache with far peers, too");
     report.check(is(far(rule, unstaged), false, true), "slots of addresses stay in the caches");
+    report.check(is(near(StoreRule(4096, kCache, false), crowd), false, false),
+                 "small output stays in the caches with any number of ranks");
     report.check(is(rule.choose(StorePolicy::cached, large, true), false, false), "cached");
     report.check(is(rule.choose(StorePolicy::streaming, middle, false), true, false), "streaming");
 }
 
-// Counts the measurements of each peer in calls of one block.
+// Counts the measurements of each peer in calls of one block, of which every `other`-th is large.
 void check_turns(Report& report) {
-    const Traffic few{4096, 4096}, many{1 << 20, 1 << 18}, addresses{1 << 20, 128};
+    constexpr uint64_t kSmall = 4096, kLarge = 1 << 18;
     for (uint64_t ranks = 2; ranks <= 9; ++ranks) {
-        std::vector<int> of_few(ranks), of_many(ranks);
-        for (uint64_t seq = 1; seq <= 1000; ++seq) {
-            const uint64_t step = StoreRule::measured_step(seq, 0, ranks);
-            of_few.at(step) += StoreRule::needs_distance(StorePolicy::adaptive, few, seq);
-            of_many.at(step) += StoreRule::needs_distance(StorePolicy::adaptive, many, seq);
+        for (uint64_t other = 1; other <= 9; ++other) {
+            DistanceTurns turns;
+            std::vector<int> measured(ranks);
+            for (uint64_t call = 0; call < 1000; ++call) {
+                if (turns.take(call % other ? kSmall : kLarge)) ++measured.at(turns.step(0, ranks));
+            }
+            const int least = *std::min_element(measured.begin() + 1, measured.end());
+            report.check(least > 10, "every peer has its turn");
+            const int all = std::accumulate(measured.begin(), measured.end(), 0);
+            report.check(other == 1 ? all == 1000 : all < 600, "most small calls do not measure");
         }
-        const auto least = [](const std::vector<int>& times) {
-            return *std::min_element(times.begin() + 1, times.end());
-        };
-        report.check(least(of_few) > 10 && least(of_many) > 100, "every peer has its turn");
     }
-    report.check(!StoreRule::needs_distance(StorePolicy::adaptive, addresses, 8) &&
-                     !StoreRule::needs_distance(StorePolicy::cached, many, 8),
-                 "calls that cannot stream do not measure");
+}
+
+void check_need(Report& report) {
+    const StoreRule rule(2, kCache, false), meshed(2, kCache, true);
+    const Traffic slots{1 << 20, 4096}, addresses{1 << 20, 128};
+    report.check(rule.needs_distance(StorePolicy::adaptive, slots), "slots may stream");
+    report.check(!rule.needs_distance(StorePolicy::adaptive, addresses) &&
+                     !rule.needs_distance(StorePolicy::cached, slots) &&
+                     !meshed.needs_distance(StorePolicy::adaptive, slots),
+                 "calls whose slots cannot stream do not measure");
 }
 
 void check_distance(Report& report) {
@@ -99,6 +111,7 @@ int main() {
     Report report;
     check_rule(report);
     check_turns(report);
+    check_need(report);
     check_distance(report);
     check_beacon(report);
     return report.finish();

@@ -146,12 +146,16 @@ def sent(sender, receiver, rows, dtype):
     return values.to(dtype)
 
 
+def bytes_of(tensor):
+    return tensor.contiguous().view(torch.uint8).flatten().tolist()
+
+
 def own_all_to_all_of_any_form_on_any_rank(world):
     """Each rank passes its tensors in another form: strided, with rows of another width, or
     with gradients.
     """
     rank, ranks = world.rank, world.size
-    for dtype in (torch.float32, torch.int64, torch.uint16, torch.bool):
+    for dtype in (torch.float32, torch.int64, torch.float8_e4m3fnuz, torch.bool, torch.complex64):
         for turn in range(ranks):
             sizes, takes = shares(world, rank), [shares(world, r)[rank] for r in range(ranks)]
             parts = [sent(rank, r, sizes[r], dtype) for r in range(ranks)]
@@ -159,14 +163,14 @@ def own_all_to_all_of_any_form_on_any_rank(world):
             form = (rank + turn) % ranks
             if form == 1:  # rows of another width
                 found, takes = found.view(-1), [4 * rows for rows in takes]
-            if form == 2 and dtype is not torch.uint16:  # strided
+            if form == 2 and dtype is not torch.float8_e4m3fnuz:  # strided
                 given = given.t().contiguous().t()
                 found = torch.zeros(4, sum(takes)).to(dtype).t()
             if dtype is torch.float32:
                 given.requires_grad_()
             dist.all_to_all_single(found, given, takes, sizes)
             expected = [sent(r, rank, shares(world, r)[rank], dtype) for r in range(ranks)]
-            assert torch.equal(found.reshape(-1), torch.cat(expected).reshape(-1))
+            assert bytes_of(found) == bytes_of(torch.cat(expected))
 
 
 def own_all_to_all_within_one_tensor(world):
@@ -198,6 +202,9 @@ def own_a_mistake_of_all_ranks_leaves_the_group_usable(world):
             dist.all_gather(pieces(8, 8, 8), torch.ones(7), group=group)
         with pytest.raises(ValueError, match="split sizes with the sum"):
             dist.all_to_all_single(torch.empty(3), torch.ones(3), [1, 1, 1], [2, 2, 2], group=group)
+        with pytest.raises(ValueError, match="meta"):
+            elsewhere = torch.ones(3, device="meta")
+            dist.all_to_all_single(torch.empty(3), elsewhere, [1, 1, 1], [1, 1, 1], group=group)
     tensor = torch.ones(2)
     dist.all_reduce(tensor, group=group)
     assert tensor.tolist() == [3.0, 3.0]

@@ -39,18 +39,28 @@ def spans_of(call):
     return [event for event in profile.events() if "unisono" in event.name]
 
 
+def uneven_all_to_all(rank, group=None):
+    """Sends 1 element to rank 0 and 2 elements to rank 1."""
+    sizes = [1, 2]
+    dist.all_to_all_single(
+        torch.empty(2 * sizes[rank]), torch.ones(3), [sizes[rank]] * 2, sizes, group=group
+    )
+
+
 def own_spans_of_blocking_calls(world):
     def call():
+        uneven_all_to_all(world.rank)
         dist.all_reduce(torch.ones(3, 4))
         all_gather_single(torch.empty(6), torch.ones(3))
         dist.barrier()
 
     spans = spans_of(call)
     assert [s.name for s in spans] == [
-        f"unisono:{n}" for n in ("all_reduce", "all_gather", "barrier")
+        f"unisono:{n}" for n in ("all_to_all", "all_reduce", "all_gather", "barrier")
     ]
-    assert spans[0].input_shapes == [[3, 4]]
-    assert spans[0].kwinputs == {"bytes": 48, "dtype": "float32"}
+    assert spans[0].kwinputs == {"bytes": 12, "dtype": "float32"}
+    assert spans[1].input_shapes == [[3, 4]]
+    assert spans[1].kwinputs == {"bytes": 48, "dtype": "float32"}
     assert spans_of(lambda: None) == []
     assert isinstance(dist.group.WORLD._comm.comm, Communicator)
 
@@ -137,6 +147,7 @@ def own_dump_is_readable_by_torchs_tool(world):
         dist.all_gather([torch.empty(4) for _ in range(2)], torch.ones(4), group=group)
         reduce_scatter_single(torch.empty(2), torch.ones(4), group=group)
         dist.gather(torch.ones(3), [torch.empty(3)] * 2 if world.rank == 0 else None, group=group)
+        uneven_all_to_all(world.rank, group)
         dist.barrier(group)
 
     report = dumped(world, "agreeing", calls)

@@ -316,12 +316,13 @@ def all_to_all_between(
 ) -> Call:
     """Makes an all_to_all from arrays that `both_sides` has prepared."""
     even = len(set(lengths)) == 1
-    if even:  # all pieces have one length, so one length per rank is enough
+    if even:  # one length per rank is enough
         lengths = lengths[: engine.size]
     first = source.staged[0]
     request = _request(engine, Op.ALL_TO_ALL, first, lengths, "sum", -1, algorithm, lengths_from)
     call = engine.call_cache.call(request)
-    if even and len(source.staged) == 1 and len(target.staged) == 1:
+    arrays = len(source.staged) + len(target.staged)
+    if even and arrays == 2 and lengths_from is LengthsFrom.NONE:
         engine.remember_quick(Op.ALL_TO_ALL, first, target.staged[0], "sum", -1, algorithm, call)
     keep, complete = (source.staged, target.staged), restoring(target.staged)
     return Call(call, source.memory, target.memory, out, keep, request, complete)

@@ -50,7 +50,7 @@ class Pieces(NamedTuple):
     @classmethod
     def consecutive(cls, staged: list[Staged], lengths: Sequence[int]) -> Pieces:
         """Returns consecutive pieces of one array, of `lengths` bytes, or the arrays of a list."""
-        if len(staged) > 1 or len(lengths) == 1:
+        if len(staged) > 1:
             return cls.of(staged, len(lengths))
         starts = itertools.accumulate(lengths, initial=staged[0].located[0])
         return cls(staged, list(zip(starts, lengths, strict=False)))

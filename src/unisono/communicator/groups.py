@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from unisono.communicator.work import Work
 
 _TOKEN_BYTES = 16
+_CAUSE_S = 0.2
 
 
 def split(
@@ -121,7 +123,7 @@ def _child(
     child.timeout_s = self.timeout_s
     child._timeline = self._timeline
     if child._network is not None:
-        with _closed_on_failure(child):
+        with _closed_on_failure(child), _cause_in_parent(watch):
             _adopt_table(child, group_config.rank0_data, watch)
     return child
 
@@ -147,6 +149,23 @@ def _closed_on_failure(child: Communicator) -> Iterator[None]:
         with suppress(CommunicationError):
             child.abort(str(error))
         child.close()
+        raise
+
+
+@contextmanager
+def _cause_in_parent(watch: Callable[[], None]) -> Iterator[None]:
+    """Replaces an error of the new group by that of the parent, if `watch` finds one soon.
+
+    If the parent fails, some ranks know it before others. They close the new group, so the others
+    may lose their connections to these ranks before they hear of the parent's failure.
+    """
+    try:
+        yield
+    except CommunicationError:
+        end_s = time.monotonic() + _CAUSE_S
+        while time.monotonic() < end_s:
+            watch()
+            time.sleep(WATCH_S)
         raise
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from unisono.communicator import collective_calls, python_reductions
 from unisono.communicator.arrays import Array
-from unisono.communicator.collective_memory import Pieces
+from unisono.communicator.collective_memory import Pieces, stage_many
 from unisono.communicator.count_exchange import ExchangedCounts, with_exchanged_counts
 from unisono.communicator.engine import Call, DeferredResult, Engine, LaterUse
 from unisono.communicator.python_reductions import AnyReduction
@@ -81,6 +81,12 @@ def all_to_all_rows(
         to_receive = checked(recv_counts, engine.size, "recv_counts")
         buffer.require(have, to_receive)
 
+    # Memory is checked before the exchange, because a later error ends the group.
+    if buffer.out is None:
+        read, written = stage_many(x, engine.size, writable=False), None
+    else:
+        read, written = collective_calls.both_sides(engine, x, buffer.out)
+
     def proceed(sent: Table) -> Call:
         origin = LengthsFrom.NONE if table is None else LengthsFrom.SEND_COUNTS
         comes = sent[:, engine.rank].tolist()
@@ -89,9 +95,9 @@ def all_to_all_rows(
         if to_receive is None:
             buffer.require(have, comes)
         out, result = buffer.prepared(x, have, comes)
-        read, written = collective_calls.both_sides(engine, x, out)
+        places = written or stage_many(out, engine.size, writable=True)
         source = Pieces.consecutive(read, [count * have.nbytes for count in to_send])
-        target = Pieces.consecutive(written, [count * have.nbytes for count in comes])
+        target = Pieces.consecutive(places, [count * have.nbytes for count in comes])
         lengths = tuple((sent * have.nbytes).ravel().tolist())
         return collective_calls.all_to_all_between(
             engine, source, target, result, algorithm, lengths, origin

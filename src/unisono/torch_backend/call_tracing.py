@@ -29,6 +29,9 @@ _TENSORS = {
     "send": ((0,), ()),
     "recv": ((), (0,)),
 }
+_NAMES = {"all_to_all_v": "all_to_all"}
+"""Names in traces of calls that torch's tools do not know."""
+
 CALLS = frozenset(_TENSORS)
 """The communicator's calls that can be recorded, traced, or issued with `async_op`."""
 
@@ -67,9 +70,11 @@ class TracedCommunicator:
         finally:
             self._is_inside = False
 
-    def _watching(self, name: str, target: Callable[..., Any]) -> Callable[..., Any]:
+    def _watching(self, method: str, target: Callable[..., Any]) -> Callable[..., Any]:
+        name = _NAMES.get(method, method)
+
         def call(*args: Any, async_op: bool = False) -> Any:
-            read, written = (_listed(args, where) for where in _TENSORS[name])
+            read, written = (_listed(args, where) for where in _TENSORS[method])
             if self._is_inside or not is_profiling():
                 return self._recorded(name, target, args, read, written, async_op)
             if self._spans_of_gloo:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -173,21 +172,18 @@ class DataMovement(GroupBase):
         """
         source, target = movable(input), movable(output)
         if not (output_split_sizes or input_split_sizes):
-            call = partial(self._comm.all_to_all, source, target)
-            return self._all_to_all(call, [input], [output], opts, timeout)
+            return self._all_to_all((source, target), [input], [output], opts, timeout)
         ranks = self.communicator.size
         sends = split_sizes(input, input_split_sizes, ranks)
         receives = split_sizes(output, output_split_sizes, ranks)
-        if source.is_contiguous() and target.is_contiguous():
-            # Elements instead of rows, because input and output may have rows of different widths.
-            sends, receives = elements_of(source, sends), elements_of(target, receives)
-            source, target = source.view(-1), target.view(-1)
-            call = partial(self._comm.all_to_all_v, source, sends, receives, target)
-        else:
+        if not (source.is_contiguous() and target.is_contiguous()):
             sources = movable_list(list(torch.split(input, sends)))
             targets = movable_list(list(torch.split(output, receives)))
-            call = partial(self._comm.all_to_all, sources, targets)
-        return self._all_to_all(call, [input], [output], opts, timeout)
+            return self._all_to_all((sources, targets), [input], [output], opts, timeout)
+        # Elements instead of rows, because input and output may have rows of different widths.
+        sends, receives = elements_of(source, sends), elements_of(target, receives)
+        rows = source.view(-1), sends, receives, target.view(-1)
+        return self._all_to_all(rows, [input], [output], opts, timeout, method="all_to_all_v")
 
     def alltoall(
         self,
@@ -197,8 +193,8 @@ class DataMovement(GroupBase):
         timeout: timedelta | None = None,
     ) -> WorkBase:
         """Sends one tensor to every rank and receives one from every rank; lengths may differ."""
-        call = partial(self._comm.all_to_all, movable_list(inputs), movable_list(outputs))
-        return self._all_to_all(call, inputs, outputs, opts, timeout)
+        arguments = movable_list(inputs), movable_list(outputs)
+        return self._all_to_all(arguments, inputs, outputs, opts, timeout)
 
     def send(self, tensors: list[torch.Tensor], rank: int, tag: int = 0) -> WorkBase:
         """Begins a send of a tensor to a rank of the group."""
@@ -223,18 +219,22 @@ class DataMovement(GroupBase):
     @reports_refusals
     def _all_to_all(
         self,
-        call: Callable[..., Any],
+        arguments: tuple[Any, ...],
         read: list[torch.Tensor],
         results: list[torch.Tensor],
         opts: Any,
         timeout: timedelta | None,
+        *,
+        method: str = "all_to_all",
     ) -> WorkBase:
         if timeout is not None or isinstance(opts, timedelta):
             with self._within(opts if timeout is None else timeout):
-                return self._all_to_all(call, read, results, None, None)
+                return self._all_to_all(arguments, read, results, None, None, method=method)
         self._begin()
         later = opts is None or opts.asyncOp
-        handle = self._as_one("all_to_all", read, partial(call, async_op=later))
+        # `_begin` may have replaced the communicator.
+        issue = partial(getattr(self._comm, method), *arguments, async_op=later)
+        handle = self._as_one("all_to_all", read, issue)
         return self._pending(handle, results) if later else DONE
 
     # Names in older torch versions and in code for those versions.
