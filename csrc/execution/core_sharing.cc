@@ -23,8 +23,7 @@ int emptier_core(std::span<const int> cores, size_t place, std::span<const int> 
     const auto last = std::find(cores.rbegin(), cores.rend(), own);
     const auto full = std::max_element(cores.begin(), cores.end(), is_emptier);
     const auto empty = std::min_element(usable.begin(), usable.end(), is_emptier);
-    if (own < 0 || empty == usable.end() || *full != own ||
-        last.base() - cores.begin() != place + 1)
+    if (empty == usable.end() || *full != own || last.base() - cores.begin() != place + 1)
         return -1;
     return ranks_on(*empty) + 1 < ranks_on(own) ? *empty : -1;
 }

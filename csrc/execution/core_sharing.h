@@ -24,7 +24,8 @@ namespace unisono {
 
 // Returns the core to which the rank at `place` should move, or -1 if it should stay. `cores` are
 // the cores of a host's ranks (negative: unknown), and `usable` are the cores that the rank may
-// use. Only one rank moves at a time: the last one on the fullest core.
+// use. Only one rank moves at a time: the last one on the first of the fullest cores. The others
+// stay, even if it cannot move.
 [[nodiscard]] int emptier_core(std::span<const int> cores, size_t place,
                                std::span<const int> usable);
 

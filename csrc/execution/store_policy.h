@@ -77,7 +77,7 @@ class StoreRule {
 class DistanceTurns {
   public:
     // Returns true if a call that needs the distance measures it: each call with large slots, and
-    // one in 8 others, because a measurement takes a tenth of the time of a small call.
+    // every eighth call, because a measurement takes a tenth of the time of a small call.
     [[nodiscard]] bool take(uint64_t slot_bytes) noexcept {
         return calls_++ % kCallsBetween == 0 || slot_bytes >= kLargeSlot;
     }

@@ -96,13 +96,14 @@ void check_distance(Report& report) {
 // An unchanged beacon, or a beacon written on this core, does not count as a measurement.
 void check_beacon(Report& report) {
     Distance distance(2);
+    for (int i = 0; i < 8; ++i) distance.learn(kFarLook);
     RankControl peer;
     const int core = ::sched_getcpu();
     for (uint64_t progress = 1; progress < 100 && ::sched_getcpu() == core; ++progress) {
         Distance::publish(peer, progress);
         for (int i = 0; i < 3; ++i) distance.measure(1, peer);
     }
-    report.check(!distance.far(), "reads on the writer's own core do not count");
+    report.check(distance.far(), "reads on the writer's own core do not count");
 }
 
 }  // namespace

@@ -88,6 +88,22 @@ World = Callable[[int], Threads]
             ValueError,
             r"out: .*they have \[4, 4\]",
         ),
+        (lambda c, x: c.all_to_all_v(x, [2, 2], out="out"), TypeError, "out: expected a NumPy"),
+        (
+            lambda c, x: c.all_to_all_v(x, [2, 2], out=x.astype("f4")),
+            ValueError,
+            "out has rows of .* float32, but x has rows of",
+        ),
+        (
+            lambda c, x: c.all_to_all_v(x, [2, 2], out=np.broadcast_to(x[:1], 4)),
+            ValueError,
+            "the array is read-only",
+        ),
+        (
+            lambda c, x: c.all_to_all_v(x, [[2, 2]] * 2, out=x[1:]),
+            ValueError,
+            "out: expected 4 rows.*it has 3",
+        ),
         (lambda c, x: c.all_gather_v(x, algorithm="magic"), UnsupportedError, "magic"),
     ],
 )

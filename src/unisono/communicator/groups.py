@@ -123,8 +123,8 @@ def _child(
     child.timeout_s = self.timeout_s
     child._timeline = self._timeline
     if child._network is not None:
-        with _closed_on_failure(child), _cause_in_parent(watch):
-            _adopt_table(child, group_config.rank0_data, watch)
+        with _closed_on_failure(child):
+            _adopt_table(child, group_config.rank0_data, self, watch)
     return child
 
 
@@ -153,8 +153,8 @@ def _closed_on_failure(child: Communicator) -> Iterator[None]:
 
 
 @contextmanager
-def _cause_in_parent(watch: Callable[[], None]) -> Iterator[None]:
-    """Replaces an error of the new group by that of the parent, if `watch` finds one soon.
+def _cause_in_parent(parent: Communicator, watch: Callable[[], None]) -> Iterator[None]:
+    """Replaces an error of the new group by the failure of the parent, if there is one soon.
 
     If the parent fails, some ranks know it before others. They close the new group, so the others
     may lose their connections to these ranks before they hear of the parent's failure.
@@ -162,14 +162,17 @@ def _cause_in_parent(watch: Callable[[], None]) -> Iterator[None]:
     try:
         yield
     except CommunicationError:
+        watch()
         end_s = time.monotonic() + _CAUSE_S
         while time.monotonic() < end_s:
-            watch()
+            parent._group.require_healthy()
             time.sleep(WATCH_S)
         raise
 
 
-def _adopt_table(self: Communicator, rank0_data: bytes, watch: Callable[[], None]) -> None:
+def _adopt_table(
+    self: Communicator, rank0_data: bytes, parent: Communicator, watch: Callable[[], None]
+) -> None:
     """Copies rank 0's selection table to all ranks of a group over several hosts.
 
     On one host the table comes with the group's shared memory.
@@ -185,12 +188,13 @@ def _adopt_table(self: Communicator, rank0_data: bytes, watch: Callable[[], None
     # not fit this group's size.
     engine.adopt_table(SelectionTable(cores=engine.call_cache.table.cores))
     length = np.array([len(rank0_data) if first else 0])
-    work = _begin_copy_of_rank_0(engine, length)
-    while not work.is_completed():
-        watch()
-        with suppress(TimeoutError):
-            work.wait(WATCH_S)
-    work.wait()
+    with _cause_in_parent(parent, watch):
+        work = _begin_copy_of_rank_0(engine, length)
+        while not work.is_completed():
+            watch()
+            with suppress(TimeoutError):
+                work.wait(WATCH_S)
+        work.wait()
     packed = np.frombuffer(rank0_data, np.uint8).copy() if first else np.zeros(length[0], np.uint8)
     _begin_copy_of_rank_0(engine, packed).wait()
     engine.adopt_table(SelectionTable.unpack(packed.tobytes()))

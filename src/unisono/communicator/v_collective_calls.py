@@ -76,10 +76,17 @@ def all_to_all_rows(
     table = table_of(send_counts, engine.size)
     to_send = _rows_to_send(engine, send_counts, table)
     require_sum(to_send, have, "send_counts")
-    to_receive = None
-    if recv_counts is not None:
-        to_receive = checked(recv_counts, engine.size, "recv_counts")
+    to_receive = None if recv_counts is None else checked(recv_counts, engine.size, "recv_counts")
+    if table is not None:
+        comes = table[:, engine.rank].tolist()
+        if to_receive not in (None, comes):
+            raise ValueError(f"recv_counts: expected {comes}, as send_counts say, not {to_receive}")
+        to_receive = comes
+    if to_receive is None:
+        known, capacity = buffer.to_receive(have, engine.size), buffer.capacity(have)
+    else:
         buffer.require(have, to_receive)
+        known, capacity = to_receive, ANY
 
     # Memory is checked before the exchange, because a later error ends the group.
     if buffer.out is None:
@@ -89,10 +96,9 @@ def all_to_all_rows(
 
     def proceed(sent: Table) -> Call:
         origin = LengthsFrom.NONE if table is None else LengthsFrom.SEND_COUNTS
-        comes = sent[:, engine.rank].tolist()
-        if to_receive not in (None, comes):
-            raise ValueError(f"recv_counts: expected {comes}, as send_counts say, not {to_receive}")
-        if to_receive is None:
+        comes = to_receive
+        if comes is None:
+            comes = sent[:, engine.rank].tolist()
             buffer.require(have, comes)
         out, result = buffer.prepared(x, have, comes)
         places = written or stage_many(out, engine.size, writable=True)
@@ -107,10 +113,10 @@ def all_to_all_rows(
         return proceed(table)
     own_counts = ExchangedCounts(
         to_send,
-        to_receive or buffer.to_receive(have, engine.size),
-        capacity=ANY if to_receive else buffer.capacity(have),
+        known,
+        capacity=capacity,
         to_send_name="send_counts[{}]",
-        to_receive_name="recv_counts[{}]" if to_receive else "out[{}]",
+        to_receive_name="out[{}]" if recv_counts is None else "recv_counts[{}]",
     )
     later = LaterUse.of(x, buffer.out)
     return with_exchanged_counts(

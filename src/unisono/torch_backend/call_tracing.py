@@ -30,7 +30,7 @@ _TENSORS = {
     "recv": ((), (0,)),
 }
 _NAMES = {"all_to_all_v": "all_to_all"}
-"""Names in traces of calls that torch's tools do not know."""
+"""Names in traces, for calls whose own names torch's tools do not know."""
 
 CALLS = frozenset(_TENSORS)
 """The communicator's calls that can be recorded, traced, or issued with `async_op`."""
