@@ -19,10 +19,15 @@
 namespace unisono {
 namespace {
 
-void pin(int core) {
+cpu_set_t only(int core) noexcept {
     cpu_set_t set;
     CPU_ZERO(&set);
     CPU_SET(core, &set);
+    return set;
+}
+
+void pin(int core) {
+    const cpu_set_t set = only(core);
     pthread_setaffinity_np(pthread_self(), sizeof set, &set);
 }
 
@@ -102,10 +107,7 @@ void settle_on_core(unsigned index) noexcept {
 }
 
 bool go_to_core(int core) noexcept {
-    cpu_set_t only;
-    CPU_ZERO(&only);
-    CPU_SET(core, &only);
-    return visit(only);
+    return visit(only(core));
 }
 
 bool leave_core(int core) noexcept {

@@ -273,12 +273,11 @@ def all_to_all(
     out: Array | Sequence[Array] | None,
     algorithm: str | Schedule | None,
     lengths: tuple[int, ...] | None = None,
-    lengths_from: LengthsFrom = LengthsFrom.NONE,
 ) -> Call:
     """Prepares the call of an all_to_all. Input and output each have one piece for each rank.
 
     `lengths` are the bytes from each rank to each rank, if pieces differ in length. They agree with
-    this rank's pieces. Errors name `lengths_from` as the origin of the lengths.
+    this rank's pieces.
     """
     if out is None:
         dtype_of(x)  # raises unless x is an array
@@ -288,10 +287,8 @@ def all_to_all(
         lengths = lengths_of(sources, engine.size, "x")
         if targets[0].located[1] != sources[0].located[1]:
             raise ValueError(f"all_to_all: x has {text_of(sources[0])}, out {text_of(targets[0])}")
-    return all_to_all_between(
-        engine, Pieces.of(sources, engine.size), Pieces.of(targets, engine.size), out, algorithm,
-        lengths, lengths_from,
-    )  # fmt: skip
+    source, target = Pieces.of(sources, engine.size), Pieces.of(targets, engine.size)
+    return all_to_all_between(engine, source, target, out, algorithm, lengths)
 
 
 def both_sides(
@@ -314,7 +311,9 @@ def all_to_all_between(
     lengths: tuple[int, ...],
     lengths_from: LengthsFrom = LengthsFrom.NONE,
 ) -> Call:
-    """Makes an all_to_all from arrays that `both_sides` has prepared."""
+    """Makes an all_to_all from arrays that `both_sides` has prepared. Errors name `lengths_from` as
+    the origin of the lengths.
+    """
     even = len(set(lengths)) == 1
     if even:  # one length per rank is enough
         lengths = lengths[: engine.size]
